@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from functools import cached_property
 
-from polydyn.codegen.cpu.choices import Choices, beside
+from polydyn.codegen.cpu.choices import Choices, with_default
 from polydyn.codegen.cpu.contraction import Contraction, plan_part, plan_product
 from polydyn.codegen.cpu.emit import bound_names, emit, ranges
 from polydyn.codegen.cpu.register_tile import RegisterTile
-from polydyn.codegen.cpu.rows import FLIGHT, NestKernel
+from polydyn.codegen.cpu.rows import ROWS_IN_FLIGHT, NestKernel
 from polydyn.codegen.cpu.scratch import Scratch
 from polydyn.codegen.cpu.shares import ROW_BLOCKS
 from polydyn.codegen.cpu.target import CpuTarget
@@ -59,7 +59,9 @@ class AttentionKernel:
         self.products = [Contraction(x, roles, target, packed) for x, roles in products]
         self.rows = rows or plan_product(self.products[0]).rows
         self.plans = [plan_part(x, self.rows) for x in self.products]
-        self.nest = NestKernel(name, parts.rows, parts.row_prefix, parts.phases, target, rows=True, flight=FLIGHT)
+        self.nest = NestKernel(
+            name, parts.rows, parts.row_prefix, parts.phases, target, rows=True, rows_in_flight=ROWS_IN_FLIGHT
+        )
 
     @property
     def declined(self) -> Declined | None:
@@ -106,7 +108,7 @@ class AttentionKernel:
 
     def choices(self) -> Choices:
         """Return the sizes that a search may choose: rows of a block, and blocks of rows per thread."""
-        return Choices({"rows": beside(self.rows, ROWS_OF_BLOCKS)}, {"shares": SHARES})
+        return Choices({"rows": with_default(self.rows, ROWS_OF_BLOCKS)}, {"shares": SHARES})
 
     def resized(self, name: str, built: Mapping[str, int]) -> AttentionKernel:
         """Return the kernel under another name, with other build-time sizes."""
@@ -195,7 +197,8 @@ class AttentionKernel:
             Step("lower", "statements become stores and registers", lambda b: lower(b, table),
                  (FIRST_ROW, ROW_STRIDE, *buffers)),
             Step("together", "rows in flight", lambda b: self.nest.jam_rows(b, p("i"))),
-            Step("vectorise", "loops inside a row become vectors", lambda b: self.nest.vector_stages(b, FLIGHT)),
+            Step("vectorise", "loops inside a row become vectors",
+                 lambda b: self.nest.vector_stages(b, ROWS_IN_FLIGHT)),
         ), names_of(self.parts.rows))  # fmt: skip
 
 

@@ -17,6 +17,6 @@ class Choices:
     launched: Mapping[str, tuple[int, ...]]
 
 
-def beside(default: int, others: Iterable[int]) -> tuple[int, ...]:
+def with_default(default: int, others: Iterable[int]) -> tuple[int, ...]:
     """Return the default of a size, followed by the other values."""
     return tuple(dict.fromkeys((default, *others)))

@@ -22,7 +22,7 @@ SHORT_STEPS = 512
 """Maximum reduction steps of a window with few channels."""
 LEAST_SUMS = 16
 """Minimum vectors of sums in a tile that hide the overhead around so few steps."""
-ALIKE = 1.01
+TIE_RATIO = 1.01
 """Ratio of times below which the taller tile is taken."""
 
 
@@ -155,13 +155,13 @@ def _blocked(x: Contraction, plan: Plan, chosen: ContractTuple | None) -> Plan:
     """
     if x.footprint is not None:
         return replace(plan, unroll=chosen.unroll if chosen else ROW_UNROLL)
-    carrier = next((s for s in x.group.epilogues if s.value.dtype == x.accumulation.value.dtype), None)
+    accumulator_output = next((s for s in x.group.epilogues if s.value.dtype == x.accumulation.value.dtype), None)
     k, r = x.steps.constant, x.inner_steps.constant
     stays = x.target.core.floats // 4 // plan.columns // LINE * LINE  # steps whose panel fits a quarter of the cache
     steps, unroll = (chosen.block, chosen.unroll) if chosen else (max(LINE, min(REDUCTION_BLOCK, stays)), ROW_UNROLL)
-    plan = replace(plan, carrier=carrier, unroll=unroll)
+    plan = replace(plan, accumulator_output=accumulator_output, unroll=unroll)
     block = max(1 if plan.fill else 16, steps // r) if r else steps
-    if carrier is None or (k is not None and k <= block * 4 // 3):
+    if accumulator_output is None or (k is not None and k <= block * 4 // 3):
         return plan
     return replace(plan, block=V(block), blocks=maximum(1, x.steps.ceildiv(block)))
 
@@ -177,7 +177,7 @@ def plan_part(x: Contraction, rows: int) -> Plan:
 def register_tile(x: Contraction, chosen: ContractTuple | None) -> tuple[int, int]:
     """Return the (rows, vectors) that take the least time for all columns; a symbolic number counts as large.
 
-    If times are within ``ALIKE``, the tallest tile is preferred because it needs fewer tiles.
+    If times are within ``TIE_RATIO``, the tallest tile is preferred because it needs fewer tiles.
     """
     n, w = x.columns.constant, x.target.width
     if chosen:
@@ -196,5 +196,5 @@ def register_tile(x: Contraction, chosen: ContractTuple | None) -> tuple[int, in
 
     tiles = [t for t in x.target.tiles if x.panel_vectors in (1, t[1])] or x.target.tiles
     times = {tile: time(tile) for tile in tiles}
-    rows, vectors = max(t for t in times if times[t] <= ALIKE * min(times.values()))
+    rows, vectors = max(t for t in times if times[t] <= TIE_RATIO * min(times.values()))
     return rows, vectors if n is None else min(vectors, max(1, -(-n // w)))

@@ -14,7 +14,7 @@ from polydyn.codegen.cpu.product import ContractKernel
 from polydyn.codegen.cpu.register_tile import RegisterTile
 from polydyn.codegen.cpu.target import Core
 from polydyn.codegen.ir import Body, Def, For, walk
-from polydyn.codegen.passes.factors import factors_out, in_integers
+from polydyn.codegen.passes.factors import hoist_factors, in_integers
 from polydyn.codegen.passes.prefetch import STREAM, prefetch_ahead
 from polydyn.codegen.passes.registers import partial_unroll, split_chains
 from polydyn.codegen.pipeline import Step
@@ -47,7 +47,7 @@ class DecodingTile(RegisterTile):
         return unrolled, in_registers, factors, shared, reduction
 
     def _factors(self, body: Body) -> Body:
-        return in_integers(factors_out(body)) if self.product.in_bytes else factors_out(body)
+        return in_integers(hoist_factors(body)) if self.product.in_bytes else hoist_factors(body)
 
     def _sums(self, body: Body) -> list[Def]:
         return [n for n in body if isinstance(n, Def) and n.reg.startswith(f"{self.name}_")]
@@ -67,4 +67,4 @@ class DecodingKernel(ContractKernel):
     def sizes(self, chosen: ContractTuple | None, fill: bool) -> Plan:
         """Return a plan with one block of the reduction, so that the weights are one stream; nothing is packed."""
         plan = super().sizes(chosen or ContractTuple(ROWS, tile_vectors(self.target.core)), fill)
-        return replace(plan, promote=False, block=self.product.steps, blocks=ONE, carrier=None)
+        return replace(plan, promote=False, block=self.product.steps, blocks=ONE, accumulator_output=None)

@@ -13,10 +13,10 @@ from polydyn.codegen.cpu.plan import ContractTuple, Plan
 from polydyn.codegen.cpu.product import ContractKernel
 from polydyn.codegen.cpu.register_tile import RegisterTile
 from polydyn.codegen.cpu.scratch import Scratch
-from polydyn.codegen.cpu.target import IN_FLIGHT
+from polydyn.codegen.cpu.target import INDEPENDENT_FMAS
 from polydyn.codegen.ir import Body, Compare, Def, For, If, Node, rewrite
 from polydyn.codegen.operands import dense, operands
-from polydyn.codegen.passes.prefetch import AHEAD, prefetch_next
+from polydyn.codegen.passes.prefetch import PREFETCH_DISTANCE, prefetch_next
 from polydyn.codegen.passes.registers import keep_loads
 from polydyn.codegen.passes.sums import sum_together
 from polydyn.codegen.passes.vectorise import vectorise_loop
@@ -73,7 +73,7 @@ class PartialSums(RegisterTile):
 
     def _lanes_of_steps(self, body: Body, rows: int) -> Body:
         sums = sum(isinstance(n, Def) and n.reg.startswith(self.name) for n in body)
-        chains = max(1, IN_FLIGHT // max(1, sums))
+        chains = max(1, INDEPENDENT_FMAS // max(1, sums))
 
         def f(n: Node) -> Node | Body:
             if not (isinstance(n, For) and n.var == p("k")):
@@ -101,7 +101,7 @@ class PartialSums(RegisterTile):
             far = (Compare(">", size, V(self.product.target.core.floats)),)
             following = {FIRST_ROW: V(FIRST_ROW) + 2 * rows}  # the first rows of the next batch, after the last row
             if steps is not None:
-                following = self.next_rows(rows, -(-AHEAD // (rows * max(1, steps))))
+                following = self.next_rows(rows, -(-PREFETCH_DISTANCE // (rows * max(1, steps))))
             return If(far, prefetch_next((n,), p("k"), following), (n,))
 
         first = next((i for i, n in enumerate(body) if isinstance(n, For)), None)

@@ -98,7 +98,8 @@ class MatrixKernel(ContractKernel):
         """Return a plan with the whole reduction in one block, so that sums stay in their tiles."""
         plan, n = super().sizes(chosen, fill), self.product.columns.constant
         across = ACROSS if n is None else min(ACROSS, -(-n // SIDE))
-        return replace(plan, rows=DOWN * SIDE, vectors=across, block=self.product.steps, blocks=ONE, carrier=None)
+        plan = replace(plan, rows=DOWN * SIDE, vectors=across)
+        return replace(plan, block=self.product.steps, blocks=ONE, accumulator_output=None)
 
     def emitted(self, kernel: Kernel, body: Body) -> Kernel:
         """Emit as in ``ContractKernel``, between the calls that configure and release the tiles."""

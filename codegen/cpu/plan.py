@@ -38,8 +38,8 @@ class ContractTuple:
 class Plan:
     """Decisions for one kernel: register tile, reduction block, packing of columns, copying of rows.
 
-    ``lanes``: columns that a register of the tile holds; ``carrier``: the epilogue whose output holds the sums between
-    two blocks.
+    ``lanes``: columns that a register of the tile holds; ``accumulator_output``: the epilogue whose output holds
+    the sums between two blocks.
     """
 
     rows: int
@@ -49,7 +49,7 @@ class Plan:
     blocks: Index
     promote: bool
     fill: bool = False
-    carrier: Statement | None = None
+    accumulator_output: Statement | None = None
     unroll: int = ROW_UNROLL
 
     @property

@@ -17,7 +17,7 @@ from polydyn.codegen.cpu.plan import ContractTuple, Plan
 from polydyn.codegen.cpu.register_tile import RUN_FIRST, RegisterTile
 from polydyn.codegen.cpu.scratch import Scratch
 from polydyn.codegen.cpu.shares import COLUMN_BLOCKS, ROW_BLOCKS, columns_first, product_blocks
-from polydyn.codegen.cpu.strips import FIRST_LINE, LINES, Strips
+from polydyn.codegen.cpu.strips import FIRST_LINE, LINES, FootprintBuffer
 from polydyn.codegen.cpu.target import CpuTarget
 from polydyn.codegen.family import Family, Rule, build
 from polydyn.codegen.ir import Body, For, Let, rewrite
@@ -85,7 +85,7 @@ class ContractKernel:
     @cached_property
     def scratch(self) -> Scratch:
         """The operands that are copied."""
-        kind = Strips if self.product.footprint else self.scratch_kind
+        kind = FootprintBuffer if self.product.footprint else self.scratch_kind
         return kind(self.product, self.plan, Places(self.schedule))
 
     @cached_property

@@ -18,10 +18,10 @@ from polydyn.codegen.passes.columns import Columns, vector_columns
 from polydyn.codegen.passes.epilogues import COLUMN, ROW, finished, finished_across, instances
 from polydyn.codegen.passes.pointers import row_pointers
 from polydyn.codegen.passes.prefetch import (
-    ASKED,
     END,
     FIRST,
     LINE,
+    PREFETCH_RANGE,
     STREAM,
     prefetch_ahead,
     prefetch_lines,
@@ -138,8 +138,8 @@ class RegisterTile:
             init: lambda at: (Store(self.name, self._cell(init, at, columns), neutral("sum", dtype)),),
             acc: accumulate,
         }
-        if self.plan.carrier is not None:
-            e = self.plan.carrier
+        if self.plan.accumulator_output is not None:
+            e = self.plan.accumulator_output
             table[LOAD] = lambda at: (
                 Store(self.name, self._cell(LOAD, at, columns), FlatLoad(dtype, e.array, self._address(e, LOAD, at))),
             )
@@ -242,7 +242,7 @@ class RegisterTile:
 
     def _prefetch_symbols(self) -> tuple[str, ...]:
         """Return the symbols in the addresses of the next footprint's planes."""
-        return (*ASKED, *(x for v in self.planes for x in v.address.symbols())) if self.planes else ()
+        return (*PREFETCH_RANGE, *(x for v in self.planes for x in v.address.symbols())) if self.planes else ()
 
     def prefetch_next_footprint(self, tile: Body) -> Body:
         """Prefetch part of the next footprint during a task's last column panel, if the image exceeds the cache."""

@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from polydyn.codegen.cpu.band import Band
-from polydyn.codegen.cpu.choices import Choices, beside
+from polydyn.codegen.cpu.choices import Choices, with_default
 from polydyn.codegen.cpu.emit import bound_names, emit, ranges
 from polydyn.codegen.cpu.streaming import CACHE, STREAM, STREAMS, moved_bytes, reading_order
 from polydyn.codegen.cpu.target import CpuTarget
@@ -45,7 +45,7 @@ from polydyn.codegen.ir import (
 )  # fmt: skip
 from polydyn.codegen.kernel import Kernel
 from polydyn.codegen.lower import Lowering, flat, scratch_bytes
-from polydyn.codegen.passes.announce import announce_stores, without_announcements
+from polydyn.codegen.passes.announce import prefetch_for_write, without_announcements
 from polydyn.codegen.passes.jam import copy_of, jam
 from polydyn.codegen.passes.transpose import by_blocks, transpose_loads
 from polydyn.codegen.passes.vectorise import vectorise_loop
@@ -63,11 +63,11 @@ from polydyn.schedules.tree.strategies import nest
 
 MAP_TILE = 1024
 """Elements per task of an element-wise group: about half a microsecond of work."""
-TURNED_TILE = (16, 512)
+TRANSPOSE_TILE = (16, 512)
 """Elements of a task's tile along the output's rows, and along the rows of a transposed operand. The latter are read
 in long runs, a few rows at a time, so that hardware prefetchers follow."""
 MAP_TILES = tuple(1 << n for n in range(6, 15))
-TURNED_TILES = (16, 32, 64), (128, 256, 512, 1024)
+TRANSPOSE_TILES = (16, 32, 64), (128, 256, 512, 1024)
 """Search choices instead of these defaults."""
 REDUCE_TILE = 64
 """Elements per task if every element has a reduction of its own."""
@@ -75,7 +75,7 @@ STACK_BYTES = 8192
 """Maximum bytes of all row buffers of constant size on the stack."""
 CHAINS = 4
 """Independent accumulators of a reduction, over all rows that are processed together."""
-FLIGHT = 2
+ROWS_IN_FLIGHT = 2
 """Rows of an attention that are processed together, so that the end of one row overlaps with the other."""
 SHORT_ROW, LEAST_PAIRED, PAIRED_BYTES = 1024, 128, 10 << 20
 """Limits for processing two rows together.
@@ -99,16 +99,17 @@ class NestKernel:
         phases: dict[str, int],
         target: CpuTarget,
         rows: bool = False,
-        flight: int = 1,
+        rows_in_flight: int = 1,
         tiled: bool | None = None,
         size: Size | None = None,
         paired: bool = False,
     ) -> None:
         """Plan the kernel.
 
-        ``rows``: vectors must run along the rows (the nest is a part of an attention). ``flight``: rows that are
-        processed together. ``tiled``: whether vectors run along the band; by default the strides decide. ``size``:
-        elements of a tile, if they are not an argument of the kernel. ``paired``: tasks may be pairs of rows.
+        ``rows``: vectors must run along the rows (the nest is a part of an attention). ``rows_in_flight``: rows
+        that are processed together. ``tiled``: whether vectors run along the band; by default the strides
+        decide. ``size``: elements of a tile, if they are not an argument of the kernel. ``paired``: tasks may
+        be pairs of rows.
         """
         self.name, self.group, self.prefix, self.phases, self.target = name, group, prefix, phases, target
         self.band = Band(group, prefix, phases, target)
@@ -121,7 +122,7 @@ class NestKernel:
         self.place = {n: self._place(n) for n, a in group.arrays.items() if a.role == "local"}
         self.notes: list[str] = []
         self.in_pairs = paired and not self.tiled and self._at_once() != ONE
-        self.flight = FLIGHT if self.in_pairs else flight
+        self.rows_in_flight = ROWS_IN_FLIGHT if self.in_pairs else rows_in_flight
 
     def _at_once(self) -> Index:
         """Return the rows of a task, over the group's parameters: pairs if rows are short, many and fit the caches.
@@ -251,14 +252,14 @@ class NestKernel:
     def scratch(self, body: Body) -> Body:
         """Allocate the row buffers around a body."""
         total = self._row_bytes().constant
-        scope = "stack" if total is not None and total * self.flight <= STACK_BYTES else "scratch"
+        scope = "stack" if total is not None and total * self.rows_in_flight <= STACK_BYTES else "scratch"
         for n, copy in self.row_buffers():
             body = (Alloc(copy, self.group.arrays[n].dtype, self._row_size(n), scope, body),)
         return body
 
     def row_buffers(self) -> tuple[tuple[str, str], ...]:
         """Return (local, the buffer of its rows), one for each row that is processed together."""
-        return tuple((n, copy_of(n, c)) for n in self._buffered() for c in range(self.flight))
+        return tuple((n, copy_of(n, c)) for n in self._buffered() for c in range(self.rows_in_flight))
 
     def _buffered(self) -> list[str]:
         return [n for n, where in self.place.items() if where == "scratch"]
@@ -272,13 +273,13 @@ class NestKernel:
 
     # -- vector loops --------------------------------------------------------------------------------------------
 
-    def vector_stages(self, body: Body, flight: int) -> Body:
-        """Vectorise every innermost loop of the stages that permits it. ``flight``: rows per jammed loop."""
+    def vector_stages(self, body: Body, rows_in_flight: int) -> Body:
+        """Vectorise every innermost loop of the stages that permits it. ``rows_in_flight``: rows per jammed loop."""
 
         def f(n: Node) -> Node | Body:
             if not isinstance(n, For) or any(isinstance(x, For) for x in walk(n.body)):
                 return n
-            return self._vector(n, CHAINS // flight)
+            return self._vector(n, CHAINS // rows_in_flight)
 
         return consume(body, MarkName.STAGE, lambda b: rewrite(b, f))
 
@@ -344,7 +345,7 @@ class NestKernel:
 
     def _rows_fit(self) -> Compare:
         """Return the condition under which the row buffers fit the cache."""
-        return Compare("<=", self._row_bytes() * self.flight, V(self.target.core.l2))
+        return Compare("<=", self._row_bytes() * self.rows_in_flight, V(self.target.core.l2))
 
     def scratch_of(self, body: Body) -> Index:
         """Return the bytes of scratch memory. If rows may be recomputed, row buffers are no larger than the cache."""
@@ -354,18 +355,18 @@ class NestKernel:
         return minimum(size, V(self.target.core.l2 + 64 * len(self.row_buffers())))
 
     def jam_rows(self, body: Body, *loops: str) -> Body:
-        """Process ``flight`` rows together: the band is coincident, and every row keeps its own locals."""
+        """Process ``rows_in_flight`` rows together: the band is coincident, and every row keeps its own locals."""
 
         def f(n: Node) -> Node | Body:
-            return jam(n, self.flight, self._buffered()) if isinstance(n, For) and n.var in loops else n
+            return jam(n, self.rows_in_flight, self._buffered()) if isinstance(n, For) and n.var in loops else n
 
         return rewrite(body, f)
 
     def pair(self, body: Body) -> Body:
         """Build the rows of a task: two together, or one."""
-        (both,), (alone,) = (self.vector_stages(body, n) for n in (FLIGHT, 1))
+        (both,), (alone,) = (self.vector_stages(body, n) for n in (ROWS_IN_FLIGHT, 1))
         assert isinstance(both, For) and isinstance(alone, For), "the tree has a loop over the rows of a task"
-        return live_part(self.schedule, "t", jam(both, FLIGHT, self._buffered(), alone))
+        return live_part(self.schedule, "t", jam(both, ROWS_IN_FLIGHT, self._buffered(), alone))
 
     def vector_tile(self, body: Body) -> Body:
         """Vectorise the tile's loop, and bind the tile's first element and the extent of its live part."""
@@ -384,9 +385,9 @@ class NestKernel:
         if not self.tiled:
             return Choices({}, {})
         if self.across:
-            values = map(beside, TURNED_TILE, TURNED_TILES)
+            values = map(with_default, TRANSPOSE_TILE, TRANSPOSE_TILES)
             return Choices({}, dict(zip(("along", "across"), values, strict=True)))
-        return Choices({}, {"along": beside(self._elements(), MAP_TILES)})
+        return Choices({}, {"along": with_default(self._elements(), MAP_TILES)})
 
     def _elements(self) -> int:
         """Return the elements of a task along the band."""
@@ -404,7 +405,7 @@ class NestKernel:
     @property
     def launch(self) -> dict[str, Index]:
         """The values of the launch-time symbols, over the group's parameters."""
-        tile, long = TURNED_TILE if self.across else (self._elements(), 0)
+        tile, long = TRANSPOSE_TILE if self.across else (self._elements(), 0)
         launch = {extent(p("t")): V(tile)} if self.tiled else {}
         launch |= {extent(p("t")): self._at_once()} if self.in_pairs else {}
         launch |= {extent(p("u")): V(long)} if self.across else {}
@@ -455,7 +456,7 @@ class NestForm:
 
     def announce(self, body: Body) -> Body:
         """Prefetch for write the cache lines of the outputs that the next pass stores."""
-        return announce_stores(body, MarkName.STAGE, [n for n, a in self.group.arrays.items() if a.role == "output"])
+        return prefetch_for_write(body, MarkName.STAGE, [n for n, a in self.group.arrays.items() if a.role == "output"])
 
 
 def _drained(_: NestForm, body: Body) -> Body:
@@ -479,7 +480,8 @@ NEST: Family[NestForm] = Family(
              where=lambda x: not x.of.tiled),
         Rule("pairs", "loops inside a row become vectors, two rows together", lambda x, body: x.of.pair(body),
              MarkName.TILE, where=lambda x: x.of.in_pairs),
-        Rule("vectorise", "loops inside a row become vectors", lambda x, body: x.of.vector_stages(body, x.of.flight),
+        Rule("vectorise", "loops inside a row become vectors",
+             lambda x, body: x.of.vector_stages(body, x.of.rows_in_flight),
              where=lambda x: not (x.of.tiled or x.of.in_pairs)),
     ),
     band=lambda x, _: ranges(x.order or (x.of.reading_order() if x.of.across else ())),

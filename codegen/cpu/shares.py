@@ -22,11 +22,11 @@ IN_RUNS = 8
 fit the cache."""
 FEW_BLOCKS = 8
 """With this many row blocks per thread, an uneven split costs little."""
-PIECES = 8
+TASKS_PER_THREAD = 8
 """Tasks per thread, if there are several threads. Other threads can take the tasks of a thread that lost its core."""
-PIECE = 10000
+MIN_TASK_VECTORS = 10000
 """Minimum vector multiply-adds of a task, about 3 us of a core (docs/adr/0026). Smaller tasks do not pay."""
-STREAMED = 8
+MEMORY_BOUND_ROWS = 8
 """Maximum rows of a product that is bound by reading its columns: fewer rows do not take less time."""
 TALL, LOW = 16, 4
 """Row tiles of a task.
@@ -119,10 +119,10 @@ def even_shares(mt: Index, nt: Index, need: Index, columns: Index, tile: tuple[i
     return {ROW_BLOCKS: maximum(1, minimum(mt, need.ceildiv(bj))), COLUMN_BLOCKS: bj}
 
 
-def in_pieces(
-    blocks: dict[str, Index], mt: Index, nt: Index, threads: Index, others: Index, pieces: Index, packs: bool
+def split_into_tasks(
+    blocks: dict[str, Index], mt: Index, nt: Index, threads: Index, others: Index, per_thread: Index, packs: bool
 ) -> dict[str, Index]:
-    """Divide ``blocks`` further, so that each of several ``threads`` has about ``pieces`` tasks.
+    """Divide ``blocks`` further, so that each of several ``threads`` has about ``per_thread`` tasks.
 
     Columns are divided first: a task runs over all its rows for each panel of columns anyway, and packs only its own
     columns. Then rows are divided, into tasks of at least TALL tiles, or of LOW tiles as long as there are more threads
@@ -131,7 +131,7 @@ def in_pieces(
     """
     bi, bj = blocks[ROW_BLOCKS], blocks[COLUMN_BLOCKS]
     several = minimum(1, threads - 1)
-    more = 1 + several * (maximum(1, (threads * pieces).ceildiv(maximum(1, others * bi * bj))) - 1)
+    more = 1 + several * (maximum(1, (threads * per_thread).ceildiv(maximum(1, others * bi * bj))) - 1)
     columns = maximum(bj, minimum(nt, bj * more))
     if packs:
         return {ROW_BLOCKS: bi, COLUMN_BLOCKS: columns}
@@ -142,9 +142,12 @@ def in_pieces(
     return {ROW_BLOCKS: bi * rows, COLUMN_BLOCKS: columns}
 
 
-def pieces_of(steps: Index, threads: Index, width: int) -> Index:
-    """Return the tasks per thread for ``steps`` multiply-adds in all: at most PIECES, of at least PIECE work each."""
-    return maximum(1, minimum(PIECES, steps // (threads * PIECE * width)))
+def tasks_per_thread(steps: Index, threads: Index, width: int) -> Index:
+    """Return the tasks per thread for ``steps`` multiply-adds in all.
+
+    There are at most TASKS_PER_THREAD of them, with at least MIN_TASK_VECTORS vectors of work each.
+    """
+    return maximum(1, minimum(TASKS_PER_THREAD, steps // (threads * MIN_TASK_VECTORS * width)))
 
 
 def reduction_shares(x: Contraction, plan: Plan) -> Index:
@@ -153,8 +156,8 @@ def reduction_shares(x: Contraction, plan: Plan) -> Index:
     Long reductions into few register tiles are split. Each slice has at least SHARE_STEPS steps and enough work for a
     task. The split ignores the number of threads, so results do not depend on it.
     """
-    work = x.batches * maximum(x.rows, STREAMED) * x.columns * x.steps
-    shares = minimum(x.steps // SHARE_STEPS, work // (PIECE * x.target.width))
+    work = x.batches * maximum(x.rows, MEMORY_BOUND_ROWS) * x.columns * x.steps
+    shares = minimum(x.steps // SHARE_STEPS, work // (MIN_TASK_VECTORS * x.target.width))
     return where_few(shares, _register_tiles(x, plan))
 
 
@@ -202,9 +205,9 @@ def product_blocks(x: Contraction, plan: Plan, tiles: tuple[Index, Index]) -> di
     (mt, nt), n, steps, threads = tiles, x.columns, x.steps.ceildiv(x.shares) * x.inner_steps, Index.of(WORKERS)
     core = x.target.core
     need = maximum(1, threads.ceildiv(maximum(1, x.batches)))
-    pieces = pieces_of(x.batches * maximum(x.rows, STREAMED) * n * steps, threads, x.target.width)
+    per_thread = tasks_per_thread(x.batches * maximum(x.rows, MEMORY_BOUND_ROWS) * n * steps, threads, x.target.width)
     if x.footprint is not None:
-        several = minimum(1, threads - 1) * threads * pieces // 2  # each copies image rows of its neighbours
+        several = minimum(1, threads - 1) * threads * per_thread // 2  # each copies image rows of its neighbours
         parts = maximum(1, several.ceildiv(maximum(1, x.batches)))
         held = steps * minimum(n, plan.columns)
         strip = strip_tiles(core, x.footprint, plan.rows, mt.ceildiv(parts), held)
@@ -217,7 +220,7 @@ def product_blocks(x: Contraction, plan: Plan, tiles: tuple[Index, Index]) -> di
         return row_blocks(mt, nt, rows_that_stay(core, plan.rows, copied), need, cheap_rows=False)
     if columns_first(x, plan):
         stay = max(1, core.shared // (int(steps) * plan.columns))
-        tasks = minimum(1, threads - 1) * threads * pieces
+        tasks = minimum(1, threads - 1) * threads * per_thread
         return {ROW_BLOCKS: mt, COLUMN_BLOCKS: maximum(nt.ceildiv(stay), minimum(nt, tasks.ceildiv(maximum(1, mt))))}
     long = n.constant and steps.constant and n.constant > plan.columns
     most = rows_for_all(core, plan.rows, int(n), int(steps)) if long else 0
@@ -228,4 +231,4 @@ def product_blocks(x: Contraction, plan: Plan, tiles: tuple[Index, Index]) -> di
     if x.decodes and plan.promote:  # decoded columns stay in the cache
         panel = int(plan.block * x.inner_steps) * plan.columns
         blocks[COLUMN_BLOCKS] = maximum(blocks[COLUMN_BLOCKS], nt.ceildiv(max(1, core.shared // panel)))
-    return in_pieces(blocks, mt, nt, threads, x.batches, pieces, plan.promote)
+    return split_into_tasks(blocks, mt, nt, threads, x.batches, per_thread, plan.promote)

@@ -47,7 +47,7 @@ def share_around(body: Body, steps: Index, share: str) -> Body:
     return (Let(FIRST_STEP, first, (Let(END_STEP, end, body),)),)
 
 
-def followed(kernel: Kernel, by: NestKernel, group: Group) -> Kernel:
+def with_final_sum(kernel: Kernel, by: NestKernel, group: Group) -> Kernel:
     """Return the group's kernel, which leaves partial sums in the workspace, with the kernel that adds them."""
     sums = group.arrays[WORKSPACE]
     return replace(kernel, after=(by.build(),), workspace=product(sums.shape) * ITEMSIZE[sums.dtype])
@@ -75,7 +75,7 @@ class SplitKernel(ContractKernel):
 
     def sizes(self, chosen: ContractTuple | None, fill: bool) -> Plan:
         """Return the sizes of other products, except that a slice is one block."""
-        return replace(super().sizes(chosen, fill), block=self.product.steps, blocks=ONE, carrier=None)
+        return replace(super().sizes(chosen, fill), block=self.product.steps, blocks=ONE, accumulator_output=None)
 
     @cached_property
     def schedule(self) -> Scheduled:
@@ -84,7 +84,7 @@ class SplitKernel(ContractKernel):
 
     def build(self) -> Kernel:
         """Build the kernel, and the one after it."""
-        return followed(super().build(), self.sums, self.product.group)
+        return with_final_sum(super().build(), self.sums, self.product.group)
 
     @property
     def launch(self) -> dict[str, Index]:
@@ -139,7 +139,7 @@ class SplitNest(NestKernel):
         return where_few(shares, self._tiles())
 
     @property
-    def useful(self) -> bool:
+    def is_useful(self) -> bool:
         """Whether the reduction is split at some sizes."""
         tiles, row = self._tiles(), self.extents[self.steps_of] * self.others
         most = FEW_TILES * (self._elements() if self.tiled else 1) * (row.constant or SHARE_ELEMENTS)
@@ -152,7 +152,7 @@ class SplitNest(NestKernel):
 
     def build(self) -> Kernel:
         """Build the kernel, and the one after it."""
-        return followed(super().build(), self.sums, self.group)
+        return with_final_sum(super().build(), self.sums, self.group)
 
     @property
     def launch(self) -> dict[str, Index]:

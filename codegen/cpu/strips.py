@@ -26,13 +26,13 @@ from polydyn.schedules.tree.strategies import FILL, FIRST_ROW, ROWS, SHARE_ROWS,
 
 FIRST_LINE, LINES = "s_lo", "s_n"
 """The first place of a task along the buffer's main axis, and the number of places that are copied."""
-FOLLOWED = 8192
+HW_PREFETCH_BYTES = 8192
 """Minimum bytes of a buffer in one plane (two pages) that the hardware prefetcher follows. Shorter ones are
 prefetched."""
 V = Index.of
 
 
-class Strips(Scratch):
+class FootprintBuffer(Scratch):
     """Panels as in ``Scratch``; instead of rows the box of places that their windows read, in the order of the places.
     """
 
@@ -86,7 +86,7 @@ class Strips(Scratch):
         """
         f, x = self.footprint, self.product
         (outer, plane), *_ = f.places
-        short = (x.steps.constant or 0) >= x.target.core.strip // FOLLOWED
+        short = (x.steps.constant or 0) >= x.target.core.strip // HW_PREFETCH_BYTES
         if outer == f.strip or plane != V(x.roles.block) or f.word or not short:
             return ()
         more = minimum(1, maximum(0, x.rows - SHARE_ROWS_END))

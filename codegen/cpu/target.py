@@ -11,7 +11,7 @@ LEAVES = ("pd_cpu.h", "pd_math.h", "pd_storage.h", "pd_order.h", "pd_amx.h", "pd
 
 STARTED, LOADED, LATENCY = 2, 2, 4
 """Vector multiply-adds started, and vectors loaded from L1, per cycle; latency of a multiply-add in cycles."""
-IN_FLIGHT = STARTED * LATENCY
+INDEPENDENT_FMAS = STARTED * LATENCY
 """Independent multiply-adds that hide the latency of one."""
 MOST_ROWS = 16
 """Maximum rows of a register tile: each has a pointer."""
@@ -90,7 +90,7 @@ class CpuTarget:
         sums = rows * vectors
         others = (rows + vectors) / LOADED, vectors * self.width * 4 / self.core.read
         hidden: float = (1 + sum((x * STARTED / sums) ** OVERLAP for x in others)) ** (-1 / OVERLAP)
-        return hidden * min(1.0, sums / IN_FLIGHT) * (CROWDED if rows > FEW_ROWS else 1)
+        return hidden * min(1.0, sums / INDEPENDENT_FMAS) * (CROWDED if rows > FEW_ROWS else 1)
 
 
 AVX512 = CpuTarget("avx512", 16, 8)

@@ -13,14 +13,14 @@ from functools import cached_property
 
 from polydyn.codegen.cpu.emit import bound_names, emit, ranges
 from polydyn.codegen.cpu.rows import live_part
-from polydyn.codegen.cpu.target import IN_FLIGHT, CpuTarget
+from polydyn.codegen.cpu.target import INDEPENDENT_FMAS, CpuTarget
 from polydyn.codegen.cpu.windows import MOST_TAPS, in_vectors
 from polydyn.codegen.family import Family, Rule, build
 from polydyn.codegen.ir import Alloc, Body, FlatLoad, For, Node, Store, rewrite
 from polydyn.codegen.kernel import Kernel
 from polydyn.codegen.lower import Lowering, flat, scratch_bytes
 from polydyn.codegen.passes.bind import fold
-from polydyn.codegen.passes.taps import Window, twins
+from polydyn.codegen.passes.taps import Window, specialise_guards
 from polydyn.codegen.passes.tiles import flatten_loops
 from polydyn.codegen.passes.transpose import by_blocks, transpose_loads
 from polydyn.codegen.passes.vectorise import vectorise_loop, vectorise_tile
@@ -32,7 +32,7 @@ from polydyn.schedules.model import Group, Statement, row_major
 from polydyn.schedules.proof.proven import Proven
 from polydyn.schedules.tree.names import Coord, MarkName, b, extent, it
 from polydyn.schedules.tree.scheduled import Scheduled
-from polydyn.schedules.tree.windows import LANES, OUTPUTS, TURN, turned_window
+from polydyn.schedules.tree.windows import LANES, OUTPUTS, TURN, blocked_window
 
 STRIDED = 3
 """Operations of a strided vector load: two loads and a shuffle."""
@@ -55,21 +55,21 @@ class TurnedWindowKernel:
         self.moved = read.index[-1]
         self.unrolled = tuple(x for x in self.taps if x in self.moved.symbols())
         count = product(self.extents[x] for x in self.unrolled).constant or MOST_TAPS
-        columns = self.extents[pixels[1]].constant or IN_FLIGHT
-        self.outputs = max(1, min(IN_FLIGHT, MOST_TAPS // count, columns))
+        columns = self.extents[pixels[1]].constant or INDEPENDENT_FMAS
+        self.outputs = max(1, min(INDEPENDENT_FMAS, MOST_TAPS // count, columns))
 
     @cached_property
     def schedule(self) -> Scheduled:
         """Tree and tile map."""
         order = sorted(self.taps, key=lambda x: x in self.unrolled)
-        return turned_window(self.group, self.pixels, self.target.width, self.outputs, order)
+        return blocked_window(self.group, self.pixels, self.target.width, self.outputs, order)
 
     @cached_property
     def _places(self) -> Places:
         return Places(self.schedule)
 
     @property
-    def missing(self) -> Index:
+    def extra_cost(self) -> Index:
         """Positive if this kernel should not be used.
 
         Then the planes of a task exceed the L2 budget, or the kernel needs more vector operations than the kernel along
@@ -173,7 +173,7 @@ class TurnedWindowKernel:
         sums, moving = {self.core.array: self.core.value.dtype}, frozenset({self.group.statement(TURN).array})
         loops = tuple(map(it, self.unrolled))
         tile = Window(it(OUTPUTS), self.outputs, live, loops, sums, moving, partial, TILE_BEGIN)
-        return fold(twins(fold(body), tile))
+        return fold(specialise_guards(fold(body), tile))
 
     def store(self, body: Body) -> Body:
         """Transpose the results back and store vectors along pixels."""

@@ -12,11 +12,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from polydyn.codegen.cpu.choices import Choices, beside
+from polydyn.codegen.cpu.choices import Choices, with_default
 from polydyn.codegen.cpu.product import ContractKernel
 from polydyn.codegen.cpu.rows import NEST, NestForm, NestKernel, live_part
 from polydyn.codegen.cpu.streaming import SAMPLE
-from polydyn.codegen.cpu.target import IN_FLIGHT, CpuTarget
+from polydyn.codegen.cpu.target import INDEPENDENT_FMAS, CpuTarget
 from polydyn.codegen.family import Family
 from polydyn.codegen.indices import substitute
 from polydyn.codegen.ir import Body, FlatLoad, For, If, Let, Node, Store
@@ -24,7 +24,7 @@ from polydyn.codegen.kernel import Kernel
 from polydyn.codegen.lower import Lowering, flat
 from polydyn.codegen.passes.bind import fold
 from polydyn.codegen.passes.hoist import hoist_choice
-from polydyn.codegen.passes.taps import Window, twins
+from polydyn.codegen.passes.taps import Window, specialise_guards
 from polydyn.codegen.passes.vectorise import vectorise_loop
 from polydyn.codegen.places import Coordinates
 from polydyn.schedules.errors import CodegenError, Declined
@@ -47,7 +47,7 @@ TILE = 1024
 OUTPUTS_OF_TILES = (1, 2, 3, 4, 6, 8, 12, 16)
 TILES = (256, 512, 1024, 2048, 4096)
 PLANE_SIZES = (1 << 12, 1 << 13, 1 << 14, 1 << 15, 1 << 16)
-"""Search choices instead of IN_FLIGHT outputs, TILE and the elements of the planes of a task."""
+"""Search choices instead of INDEPENDENT_FMAS outputs, TILE and the elements of the planes of a task."""
 LEAST_SHARES = 16
 """Minimum number of parts of all planes, so that all threads have some."""
 GAIN = 9, 8
@@ -76,7 +76,7 @@ class Axes:
     alike: bool = False
 
 
-def fits(group: Group, band: tuple[str, ...], width: int, sums: int = IN_FLIGHT) -> Axes | None:
+def fits(group: Group, band: tuple[str, ...], width: int, sums: int = INDEPENDENT_FMAS) -> Axes | None:
     """Match a group that is one reduction over a window of constant size and maps of its result; return its axes.
 
     ``sums``: maximum outputs of a tile that all read the same elements, like the channels of a convolution. A guard
@@ -109,7 +109,7 @@ def fits(group: Group, band: tuple[str, ...], width: int, sums: int = IN_FLIGHT)
     if over and (product(extents[j] for j in unrolled).constant or 1) > MOST_WEIGHTS:
         unrolled = over
     count = product(extents[j] for j in unrolled).constant or 1
-    outputs = min(IN_FLIGHT, MOST_TAPS // count, extents[across].constant or IN_FLIGHT)
+    outputs = min(INDEPENDENT_FMAS, MOST_TAPS // count, extents[across].constant or INDEPENDENT_FMAS)
     if alike:  # tiles have only outputs that exist, because there are no weights for others
         outputs = max(
             (n for n in range(1, min(sums, MOST_TAPS // count) + 1) if int(extents[across]) % n == 0), default=0
@@ -153,7 +153,7 @@ def _size(stride: Index) -> int:
     return stride.subs(dict.fromkeys(stride.symbols(), SAMPLE)).constant or 1 << 62
 
 
-def missing_to_be_window(product: ContractKernel, group: Group, axes: Axes) -> Index | None:
+def window_extra_cost(product: ContractKernel, group: Group, axes: Axes) -> Index | None:
     """Return the operations of the window form minus those of the product form, partial last vectors included.
 
     Return None if the window form never wins, has strides above 2, or the layout of the results differs. As a product,
@@ -170,7 +170,7 @@ def missing_to_be_window(product: ContractKernel, group: Group, axes: Axes) -> I
         return None
     vectors = -(-int(columns) // w)
     moved = vectors * (round(int(steps) / x.target.share(plan.rows, plan.vectors)) + w.bit_length() + 1)
-    summed = int(columns) // axes.outputs * max(axes.outputs, IN_FLIGHT) * int(steps)
+    summed = int(columns) // axes.outputs * max(axes.outputs, INDEPENDENT_FMAS) * int(steps)
     if summed * GAIN[0] >= moved * w * GAIN[1]:
         return None
     return (extents[lane].ceildiv(w) + 1) * summed - extents[lane] * moved
@@ -292,19 +292,19 @@ class WindowKernel(NestKernel):
         origin = self.schedule.map.origins[OUTPUTS].symbol
         tile = Window(it(OUTPUTS), self.axes.outputs, live, unrolled, locals_, moving, partial, origin)
         if self.axes.planes is None:
-            return fold(twins(fold(body), tile))
+            return fold(specialise_guards(fold(body), tile))
         (loop,) = body
         assert isinstance(loop, For), "the tree has a loop over planes"
-        return fold(hoist_choice(replace(loop, body=twins(fold(loop.body), tile))))
+        return fold(hoist_choice(replace(loop, body=specialise_guards(fold(loop.body), tile))))
 
     def choices(self) -> Choices:
         """Return the sizes that a search may choose: outputs of a tile, elements of a task and of its planes."""
         x, extents = self.axes, dict(self.group.backbone.iters)
         most = MOST_TAPS // (product(extents[j] for j in x.unrolled).constant or 1)
         most = min(most, self.extents[x.across].constant or most)
-        planes = {} if x.planes is None else {"planes": beside(self._planes, PLANE_SIZES)}
-        outputs = beside(x.outputs, (n for n in OUTPUTS_OF_TILES if n <= most))
-        return Choices({"outputs": outputs}, {"along": beside(TILE, TILES)} | planes)
+        planes = {} if x.planes is None else {"planes": with_default(self._planes, PLANE_SIZES)}
+        outputs = with_default(x.outputs, (n for n in OUTPUTS_OF_TILES if n <= most))
+        return Choices({"outputs": outputs}, {"along": with_default(TILE, TILES)} | planes)
 
     def resized(self, name: str, built: Mapping[str, int]) -> WindowKernel:
         """Return the kernel under another name, with other build-time sizes."""

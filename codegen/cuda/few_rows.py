@@ -56,7 +56,7 @@ from polydyn.schedules.expr import ITEMSIZE, Load, Value, const, op
 from polydyn.schedules.index import ONE, ZERO, Index, IndexLike, minimum
 from polydyn.schedules.model import Statement, stored
 from polydyn.schedules.proof.proven import Proven
-from polydyn.schedules.tree.few_rows import FewRows, few_rows_product
+from polydyn.schedules.tree.few_rows import GemvTile, gemv_schedule
 from polydyn.schedules.tree.names import MarkName, b, c, e, lanes, p, w
 from polydyn.schedules.tree.rewrites import CLEAR, SUM
 from polydyn.schedules.tree.scheduled import Scheduled
@@ -185,8 +185,8 @@ class _GemvKernel:
     def _schedule(self) -> Scheduled:
         """Tree and tile map."""
         points = (self.columns, self.vector if self.along_k else 1)
-        return few_rows_product(
-            self.group, self.roles, FewRows(self.rows, self.warps, (N_LANES, K_LANES), points, self.blocks)
+        return gemv_schedule(
+            self.group, self.roles, GemvTile(self.rows, self.warps, (N_LANES, K_LANES), points, self.blocks)
         )
 
     @property

@@ -35,7 +35,7 @@ from polydyn.codegen.lower import Lowering, lower
 from polydyn.codegen.passes.bind import bind
 from polydyn.codegen.passes.hoist import costly_divisions, divide_before, hoist_rows
 from polydyn.codegen.passes.registers import unroll
-from polydyn.codegen.passes.steady import Stream, stream
+from polydyn.codegen.passes.steady import PipelinedLoop, software_pipeline
 from polydyn.codegen.passes.threads import one_of_each, rasterise, spread
 from polydyn.codegen.passes.tiles import balance
 from polydyn.codegen.places import Places
@@ -161,7 +161,7 @@ class TiledProduct:
         some, whole = (consume(copies, MarkName.COPY, partial(self.copy, whole=x)) for x in (False, True))
         full = self.of.K // self.tile.bk  # a block has every N-th tile
         full = full if self.parts == 1 else (full - V(K_SLICE)).ceildiv(self.parts)
-        body = stream(loop, self.tile.stages, Stream(
+        body = software_pipeline(loop, self.tile.stages, PipelinedLoop(
             lambda at, is_whole: substitute(whole if is_whole else some, {loop.var: at}),
             lambda at: [(substitute(x, {loop.var: at}), substitute(y, {loop.var: at})) for x, y in self._by_step(uses)],
             full if self.of.shares == ONE and self.parts == 1 else minimum(loop.hi, full),

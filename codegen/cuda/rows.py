@@ -57,7 +57,7 @@ from polydyn.codegen.passes.threads import (
     combine_block,
     combine_columns,
     combine_lanes,
-    deal,
+    map_to_threads,
     one_each,
     reductions,
     register,
@@ -243,7 +243,7 @@ class CudaNestKernel:
         """
         if version == "thread":
             return rewrite(body, in_flight)
-        loops_of_lanes: Body = deal(body, version)
+        loops_of_lanes: Body = map_to_threads(body, version)
         if lanes > 1:
             loops_of_lanes = rewrite(loops_of_lanes, lambda n: self._by_vectors(n, version, lanes, required))
             loops_of_lanes = rewrite(loops_of_lanes, lambda n: loads_first(unroll_mapped(n, version), version))

@@ -18,7 +18,7 @@ ANNOUNCE = "pd_written_soon"
 """Leaf: the element will be stored soon."""
 
 
-def announce_stores(body: Body, mark: MarkName, outputs: Collection[str]) -> Body:
+def prefetch_for_write(body: Body, mark: MarkName, outputs: Collection[str]) -> Body:
     """Prefetch for write, among the marked loops of one body, the dense stores to ``outputs``.
 
     The marked loop before the stores prefetches them, if it runs over the same elements.
@@ -26,7 +26,7 @@ def announce_stores(body: Body, mark: MarkName, outputs: Collection[str]) -> Bod
     out: list[Node] = []
     last: int | None = None
     for n in body:
-        n = with_bodies(n, tuple(announce_stores(b, mark, outputs) for b in bodies(n)))
+        n = with_bodies(n, tuple(prefetch_for_write(b, mark, outputs) for b in bodies(n)))
         if isinstance(n, Mark) and n.name == mark:
             if last is not None:
                 before = bodies(out[last])[0]

@@ -30,7 +30,7 @@ EIGHTS = const(-0x77777778, "int32")
 """A word whose 4-bit elements are all 8."""
 
 
-def factors_out(body: Body) -> Body:
+def hoist_factors(body: Body) -> Body:
     """Give outermost loops that contain only sums of such products their own sums, which are scaled after the loop.
 
     Before: ``for k: s += x[k] * (v[k] * f)``; after: ``p = 0; for k: p += x[k] * v[k]; s += p * f``. In floating point
@@ -39,7 +39,7 @@ def factors_out(body: Body) -> Body:
     out: list[Node] = []
     for n in body:
         made = _scaled(n) if isinstance(n, For) else None
-        out += [replace(n, body=factors_out(n.body)) if isinstance(n, For) else n] if made is None else made
+        out += [replace(n, body=hoist_factors(n.body)) if isinstance(n, For) else n] if made is None else made
     return tuple(out)
 
 

@@ -20,11 +20,11 @@ LEAF, FAR, WRITE = "pd_prefetch", "pd_prefetch_far", "pd_prefetch_write"
 TYPES = {"float32": "f32", "int32": "i32"}
 """Dtypes that are prefetched, of four bytes, with the suffix of the leaf."""
 FIRST, END = "far_lo", "far_hi"
-ASKED = "ask_lo", "ask_hi"
+PREFETCH_RANGE = "ask_lo", "ask_hi"
 """The first line of every plane of the next footprint that a row tile prefetches, and the end of its range."""
 LINE = 16
 """float32 elements of a cache line."""
-AHEAD = 4096
+PREFETCH_DISTANCE = 4096
 """Prefetch distance in elements of rows: more than memory latency times bandwidth."""
 STREAM = 12288
 """Prefetch distance in bytes of panels that are one stream."""
@@ -100,7 +100,7 @@ def share_panel(body: Body, number: Index, tiles: Index) -> Body:
 
 def share_lines(body: Body, number: Index, tiles: Index, lines: Index) -> Body:
     """Bind row tile ``number``'s range, of ``tiles``, of the ``lines`` of each plane of the next footprint."""
-    for k, name in enumerate(ASKED):
+    for k, name in enumerate(PREFETCH_RANGE):
         body = (Let(name, (number + k) * lines // maximum(1, tiles), body),)
     return body
 
@@ -109,7 +109,7 @@ def prefetch_lines(body: Body, var: str, planes: Sequence[FlatLoad]) -> Body:
     """Let the loop ``var`` over planes prefetch the tile's range of lines in each; ``planes``: their first elements."""
     line = Index.of("line")
     calls = _calls(FAR, [replace(v, address=v.address + line * LINE) for v in planes], {})
-    asked = For("line", Index.of(ASKED[0]), Index.of(ASKED[1]), calls)
+    asked = For("line", Index.of(PREFETCH_RANGE[0]), Index.of(PREFETCH_RANGE[1]), calls)
     return rewrite(body, lambda n: _first(n, (asked,)) if isinstance(n, For) and n.var == var else n)
 
 

@@ -16,7 +16,7 @@ Asked = tuple[int, tuple[Compare, ...]]
 V = Index.of
 
 
-def reached(asked: Sequence[Asked], live: Index | None, count: int, origin: str) -> list[tuple[Compare, ...]]:
+def input_bounds(asked: Sequence[Asked], live: Index | None, count: int, origin: str) -> list[tuple[Compare, ...]]:
     """Return the remaining checks for each input of a tile.
 
     ``live``: outputs that exist, of ``count`` (None: all do); ``origin``: the symbol of the first output, which is

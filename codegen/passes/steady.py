@@ -13,7 +13,7 @@ COMMIT, BARRIER = Call("pd_cp_async_commit"), Call("pd_syncthreads")
 
 
 @dataclass(frozen=True)
-class Stream:
+class PipelinedLoop:
     """The parts of a product's loop, as functions of the iteration.
 
     ``copies``: from memory into slot ``iteration % stages``; its second argument tells whether all steps exist.
@@ -27,7 +27,7 @@ class Stream:
     whole: Index
 
 
-def stream(loop: For, stages: int, of: Stream) -> Body:
+def software_pipeline(loop: For, stages: int, of: PipelinedLoop) -> Body:
     """Pipeline a loop with asynchronous copies (TSCompiler 5.4) and fragment loads.
 
     Before: ``for t: copies(t); for (loads, products) of uses(t): loads; products``. After: copies of ``stages - 1``

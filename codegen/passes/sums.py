@@ -6,7 +6,7 @@ from polydyn.codegen.ir import Alloc, Body, Call, FlatLoad, Horizontal, Node, Po
 from polydyn.schedules.expr import Value
 from polydyn.schedules.index import ZERO, Index
 
-LEAF, TOGETHER, LEAST = "pd_sums_f32", 8, 4
+LEAF, SUMS_PER_CALL, MIN_SUMS = "pd_sums_f32", 8, 4
 """The leaf, the number of sums it computes, the minimum number that pays."""
 
 
@@ -22,16 +22,16 @@ def sum_together(body: Body) -> Body:
 
     def flush() -> None:
         nonlocal groups
-        while len(run) >= LEAST:
-            few = run[:TOGETHER]
-            del run[:TOGETHER]
+        while len(run) >= MIN_SUMS:
+            few = run[:SUMS_PER_CALL]
+            del run[:SUMS_PER_CALL]
             name = f"sums{groups}"
             groups += 1
             vectors = [n.value.value for n in few if isinstance(n.value, Horizontal)]
             args: tuple[Value, ...] = (Pointer("float32", name, ZERO), *vectors)
-            args += (vectors[-1],) * (TOGETHER - len(few))
+            args += (vectors[-1],) * (SUMS_PER_CALL - len(few))
             sets = [Set(n.reg, FlatLoad("float32", name, Index.of(i)), 1, "sum") for i, n in enumerate(few)]
-            out.append(Alloc(name, "float32", Index.of(TOGETHER), "stack", (Call(LEAF, args), *sets)))
+            out.append(Alloc(name, "float32", Index.of(SUMS_PER_CALL), "stack", (Call(LEAF, args), *sets)))
         out.extend(run)
         run.clear()
 

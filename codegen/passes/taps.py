@@ -41,9 +41,9 @@ from polydyn.codegen.ir import (
     with_bodies,
 )
 from polydyn.codegen.passes.hoist import arguments, comparison, hoist_masks
-from polydyn.codegen.passes.reach import end_of, reached
+from polydyn.codegen.passes.reach import end_of, input_bounds
 from polydyn.codegen.passes.registers import keep_loads, registers, share_loads, unroll
-from polydyn.codegen.passes.unzip import unzip
+from polydyn.codegen.passes.unzip import share_strided_loads
 from polydyn.schedules.errors import CodegenError
 from polydyn.schedules.expr import Const, FromIndex, Op, Value, conjuncts, const
 from polydyn.schedules.index import ZERO, Atom, Index, maximum, minimum
@@ -88,7 +88,7 @@ class _Tap:
     parts: tuple[Value, ...] = ()
 
 
-def twins(body: Body, window: Window) -> Body:
+def specialise_guards(body: Body, window: Window) -> Body:
     """Version the tile by its bounds checks.
 
     It has no checks if it is fully inside, only lane checks if only lanes may be outside, and otherwise all checks.
@@ -396,7 +396,7 @@ def _unzipped(run: Sequence[_Tap], window: Window) -> list[_Tap]:
     found: dict[tuple[Compare, ...], list[FlatLoad]] = {}
     for t in run:
         found.setdefault(t.conditions, []).extend(v for v in walk_value(t.node.value) if isinstance(v, FlatLoad))
-    halves = {c: unzip(loads) for c, loads in found.items()}
+    halves = {c: share_strided_loads(loads) for c, loads in found.items()}
 
     def f(t: _Tap) -> _Tap:
         of = halves[t.conditions]
@@ -452,7 +452,7 @@ def _emitted(groups: Sequence[Sequence[_Tap]], window: Window, fresh: Iterator[i
         return ()
     # elements that a live output reads may be read: dead outputs of the tile add them too, but are not stored
     first = [(min(t.live for t in g), g[0].conditions) for g in groups]
-    asked = reached(first, window.live, window.count, window.origin)
+    asked = input_bounds(first, window.live, window.count, window.origin)
     common = tuple(c for c in asked[0] if all(c in x for x in asked))
     out: list[Node] = []
     for g, conditions in zip(groups, asked, strict=True):

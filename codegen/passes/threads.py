@@ -140,7 +140,7 @@ def one_of_each(body: Body, mine: str, thread: str = "tid") -> Body:
     return (For("u", V(0), other.hi, leaf, "unroll"),)
 
 
-def deal(body: Body, kind: str) -> Body:
+def map_to_threads(body: Body, kind: str) -> Body:
     """Map the innermost possible loop of a nest to threads (``kind``, of ``printers.cuda.THREAD_MAPPINGS``).
 
     A loop may be mapped if no two of its iterations write the same element, except for reductions into a register,

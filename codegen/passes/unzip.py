@@ -14,7 +14,7 @@ from polydyn.schedules.lanes import FLOAT_LANES
 V = Index.of
 
 
-def unzip(loads: Iterable[FlatLoad]) -> dict[FlatLoad, Value]:
+def share_strided_loads(loads: Iterable[FlatLoad]) -> dict[FlatLoad, Value]:
     """Return the vectors of every other element -> the same elements extracted from two whole vectors.
 
     Two vectors that begin one element apart are the even and the odd elements of the same whole vectors. These are

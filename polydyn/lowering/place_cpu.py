@@ -17,7 +17,7 @@ from polydyn.codegen.cpu.shares import FEW_TILES, has_shares
 from polydyn.codegen.cpu.split import SplitDot, SplitKernel, SplitNest
 from polydyn.codegen.cpu.target import CpuTarget
 from polydyn.codegen.cpu.turned import TurnedWindowKernel
-from polydyn.codegen.cpu.windows import Axes, WindowKernel, fits, missing_to_be_window
+from polydyn.codegen.cpu.windows import Axes, WindowKernel, fits, window_extra_cost
 from polydyn.codegen.kernel import Kernel
 from polydyn.codegen.passes.matrix import SIDE
 from polydyn.fusion.plan import FusedGroup, FusionPlan
@@ -241,8 +241,9 @@ class KernelBuilder(Builder):
         kernel = ContractKernel(f"turned_{others.key[:12]}", group, roles, self.target, form.packed)
         self.groups[kernel.name] = group
         x = kernel.product
-        missing = transpose_cost(x.columns, x.rows, self.target.width)
-        return _with(others, kernel.build(), missing, 0, "vectors along the columns would be too empty: they are rows")
+        extra_cost = transpose_cost(x.columns, x.rows, self.target.width)
+        reason = "vectors along the columns would be too empty: they are rows"
+        return _with(others, kernel.build(), extra_cost, 0, reason)
 
     def _tuned(self, kernel: SizedKernel, place: PlacedGroup, built: Kernel) -> PlacedGroup:
         """Add ``built``, the default kernel of ``kernel``, or the kernels that a search chose."""
@@ -263,7 +264,7 @@ class KernelBuilder(Builder):
         if not SplitNest.fits(group, schedule.band):
             return found
         split = SplitNest(f"split_{place.key[:12]}", group, schedule.band, self.target)
-        if not split.useful:
+        if not split.is_useful:
             return found
         return _with_split(split, found)
 
@@ -282,29 +283,29 @@ class KernelBuilder(Builder):
         """Add the window kernel of a convolution if vectors along image rows need fewer operations."""
         schedule = Solver(group).nest()
         axes = fits(group, schedule.band, self.target.width, self.target.core.sums)
-        missing = None if axes is None else missing_to_be_window(product, group, axes)
-        if axes is None or missing is None or (missing.constant or 0) > 0:
+        extra_cost = None if axes is None else window_extra_cost(product, group, axes)
+        if axes is None or extra_cost is None or (extra_cost.constant or 0) > 0:
             return others
         kernel = _in_tiles(f"window_{others.key[:12]}", group, axes, schedule, self.target)
         built = kernel.build_vectors()
         if isinstance(built, Declined):
             return others
         self.groups[built.name] = group
-        if missing.constant is not None:
+        if extra_cost.constant is not None:
             return replace(others, kernels=(built,), decision=ONLY, reasons=(WINDOW_REASON,))
-        return _with(others, built, missing, 0, WINDOW_REASON)
+        return _with(others, built, extra_cost, 0, WINDOW_REASON)
 
     def _with_blocked_window(self, form: TurnedWindow, others: PlacedGroup) -> PlacedGroup:
         """Add the blocked kernel, for planes whose rows would leave much of their vectors empty."""
         kernel = TurnedWindowKernel(f"turned_{others.key[:12]}", form.group, form.pixels, self.target)
-        known = kernel.missing.constant
+        known = kernel.extra_cost.constant
         if known is not None and known > 0:
             return others
         self.groups[kernel.name] = form.group
         if known is not None:
             return replace(others, kernels=(kernel.build(),), decision=ONLY)
         return _with(
-            others, kernel.build(), kernel.missing, 0, "vectors along lines would be too empty: planes lie in lanes"
+            others, kernel.build(), kernel.extra_cost, 0, "vectors along lines would be too empty: planes lie in lanes"
         )
 
     def _attention(self, form: AttentionGroup, key: str) -> AttentionKernel:
@@ -369,8 +370,8 @@ def _with_dot(dot: DotKernel, others: PlacedGroup) -> PlacedGroup:
     """Add the kernel for few columns with enough rows and steps."""
     x = dot.product
     rows = minimum(LEAST_ROWS - x.rows, x.columns - 1)  # one column needs no packing
-    missing = maximum(x.columns - COLUMNS, LEAST_STEPS - x.steps, rows)
-    return _with(others, dot.build(), missing, 0, f"up to {COLUMNS} columns: vectors along the reduction")
+    extra_cost = maximum(x.columns - COLUMNS, LEAST_STEPS - x.steps, rows)
+    return _with(others, dot.build(), extra_cost, 0, f"up to {COLUMNS} columns: vectors along the reduction")
 
 
 def _with_matrix(matrix: MatrixKernel, others: PlacedGroup) -> PlacedGroup:

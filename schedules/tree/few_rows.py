@@ -18,7 +18,7 @@ from polydyn.schedules.tree.strategies import ACC, INIT
 
 
 @dataclass(frozen=True)
-class FewRows:
+class GemvTile:
     """Sizes of a kernel for GEMV or skinny GEMM.
 
     ``rows``: rows of a block. ``warps`` and ``lanes``: their numbers along the columns and along K. ``points``: columns
@@ -33,7 +33,7 @@ class FewRows:
     blocks: int = 1
 
 
-def few_rows_product(group: Group, roles: Roles, sizes: FewRows) -> Scheduled:
+def gemv_schedule(group: Group, roles: Roles, sizes: GemvTile) -> Scheduled:
     """Schedule a product so that each lane sums its own K steps and columns, and the block adds the lanes' sums.
 
     ``rewrites.deal_reduction`` splits the reduction. Lanes load 16 bytes of the column operand at a time, each once.

@@ -114,7 +114,7 @@ SUMS = "sums"
 """The buffer of a register tile."""
 
 
-def turned_window(group: Group, pixels: tuple[str, str], lanes: int, outputs: int, order: Seq[str]) -> Scheduled:
+def blocked_window(group: Group, pixels: tuple[str, str], lanes: int, outputs: int, order: Seq[str]) -> Scheduled:
     """Schedule a window in the blocked layout: vectors run over ``lanes`` planes, between two copies, in one task.
 
     ``group``: TURN, an initialiser, the reduction, KEEP, the maps of the kept sums. ``pixels``: the iterators of image

@@ -11,7 +11,7 @@ from onnx import TensorProto, helper
 
 from polydyn.build.features import machine_features
 from polydyn.codegen.ir import Def, FlatLoad, For, Set
-from polydyn.codegen.passes.factors import factors_out
+from polydyn.codegen.passes.factors import hoist_factors
 from polydyn.compiler import plan_program
 from polydyn.graph.expand import import_model
 from polydyn.graph.reference import evaluate
@@ -119,11 +119,11 @@ def test_only_what_no_loop_changes_comes_out_of_a_sum() -> None:
         value = Op("float32", "mul", (load("x", Index.of("k")), term))
         return For("k", ZERO, Index.of(8), (Set("acc", value, 1, "sum"),))
 
-    outside = factors_out((loop(Index.of("b")),))
+    outside = hoist_factors((loop(Index.of("b")),))
     assert [type(x) for x in outside] == [Def, For, Set]
     assert outside[-1].value.args[1] == load("s", Index.of("b"))  # type: ignore[union-attr]
     inside = (loop(Index.of("k")),)
-    assert factors_out(inside) == inside
+    assert hoist_factors(inside) == inside
 
 
 @pytest.mark.parametrize(("zeros", "target"), [(False, "cpu"), (True, "cpu"), (False, targets()[0])])

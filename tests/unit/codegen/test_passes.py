@@ -8,7 +8,14 @@ from itertools import product
 
 import pytest
 
-from polydyn.codegen.cpu.shares import PIECE, PIECES, even_shares, in_pieces, pieces_of, row_blocks
+from polydyn.codegen.cpu.shares import (
+    MIN_TASK_VECTORS,
+    TASKS_PER_THREAD,
+    even_shares,
+    row_blocks,
+    split_into_tasks,
+    tasks_per_thread,
+)
 from polydyn.codegen.ir import (
     Between,
     Body,
@@ -28,7 +35,7 @@ from polydyn.codegen.ir import (
     Switch,
     walk,
 )
-from polydyn.codegen.passes.announce import announce_stores, without_announcements
+from polydyn.codegen.passes.announce import prefetch_for_write, without_announcements
 from polydyn.codegen.passes.bind import bind, fold
 from polydyn.codegen.passes.epilogues import finished, instances
 from polydyn.codegen.passes.hoist import hoist_rows, split_guards
@@ -107,12 +114,12 @@ def test_rows_whose_loops_differ_do_not_run_together() -> None:
 
 
 def test_stores_are_announced_by_the_pass_before_once_for_each_vector(golden: Golden) -> None:
-    (row,) = announce_stores((row_of_two_passes(),), "stage", {"y"})
+    (row,) = prefetch_for_write((row_of_two_passes(),), "stage", {"y"})
     golden("announce.txt", show((row,)))
     inner = row.body[1].body[0]
     calls = [n for n in walk(vectorise_loop(inner, 8)) if isinstance(n, Call)]
     assert len(calls) == 6 and not any(isinstance(n, Call) for n in walk(without_announcements(inner).body))
-    assert announce_stores((row,), "stage", {"kept"}) == (row,)
+    assert prefetch_for_write((row,), "stage", {"kept"}) == (row,)
 
 
 def test_whole_vectors_have_no_tail() -> None:
@@ -368,25 +375,25 @@ def test_blocks_of_rows_divide_evenly_among_threads() -> None:
 
 
 def test_several_threads_get_pieces_where_dividing_costs_nothing() -> None:
-    def pieces(
+    def split(
         blocks: tuple[int, int], tiles: tuple[int, int], threads: int = 2, others: int = 1, work: int = 10**9,
         packs: bool = False,
     ) -> tuple[int, int]:  # fmt: skip
         given = dict(zip(("B_i", "B_j"), map(ix, blocks), strict=True))
-        number = pieces_of(ix(work), ix(threads), 16)
-        got = in_pieces(given, *map(ix, tiles), ix(threads), ix(others), number, packs)
+        number = tasks_per_thread(ix(work), ix(threads), 16)
+        got = split_into_tasks(given, *map(ix, tiles), ix(threads), ix(others), number, packs)
         return got["B_i"].evaluate({}), got["B_j"].evaluate({})
 
-    assert pieces((1, 1), (40, 16), threads=1) == (1, 1), "one thread has nobody to wait for"
-    assert pieces((1, 2), (40, 64)) == (1, 2 * PIECES) and pieces((1, 2), (20, 6)) == (1, 6), "columns"
-    assert pieces((2, 1), (400, 64)) == (2, PIECES), "columns of both blocks of rows"
-    assert pieces((2, 1), (400, 2)) == (8, 2) and pieces((2, 1), (40, 2)) == (2, 2), "then rows, if there are many"
-    assert pieces((2, 48), (16, 48), threads=64) == (4, 48), "three tasks each, not one or two"
-    assert pieces((2, 1), (400, 2), packs=True) == (2, 2), "but columns are not packed again"
-    assert pieces((1, 1), (40, 16), others=12) == (1, 2) and pieces((1, 1), (40, 16), others=16) == (1, 1), "batches"
-    assert pieces((1, 2), (40, 64), work=32 * PIECE) == (1, 2)
-    assert pieces((1, 2), (40, 64), work=96 * PIECE) == (1, 6)
-    assert pieces((1, 1), (0, 0), work=0) == (1, 1) and pieces((1, 1), (1, 0), others=0) == (1, 1)
+    assert split((1, 1), (40, 16), threads=1) == (1, 1), "one thread has nobody to wait for"
+    assert split((1, 2), (40, 64)) == (1, 2 * TASKS_PER_THREAD) and split((1, 2), (20, 6)) == (1, 6), "columns"
+    assert split((2, 1), (400, 64)) == (2, TASKS_PER_THREAD), "columns of both blocks of rows"
+    assert split((2, 1), (400, 2)) == (8, 2) and split((2, 1), (40, 2)) == (2, 2), "then rows, if there are many"
+    assert split((2, 48), (16, 48), threads=64) == (4, 48), "three tasks each, not one or two"
+    assert split((2, 1), (400, 2), packs=True) == (2, 2), "but columns are not packed again"
+    assert split((1, 1), (40, 16), others=12) == (1, 2) and split((1, 1), (40, 16), others=16) == (1, 1), "batches"
+    assert split((1, 2), (40, 64), work=32 * MIN_TASK_VECTORS) == (1, 2)
+    assert split((1, 2), (40, 64), work=96 * MIN_TASK_VECTORS) == (1, 6)
+    assert split((1, 1), (0, 0), work=0) == (1, 1) and split((1, 1), (1, 0), others=0) == (1, 1)
 
 
 def test_statements_behind_a_tile_run_under_one_condition() -> None:

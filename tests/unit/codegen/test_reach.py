@@ -7,7 +7,7 @@ from itertools import product
 import pytest
 
 from polydyn.codegen.ir import Compare
-from polydyn.codegen.passes.reach import reached
+from polydyn.codegen.passes.reach import input_bounds
 from polydyn.schedules.index import ZERO, Index
 
 V = Index.of
@@ -36,7 +36,7 @@ def input_guards(step: int, dilation: int, taps: int, pad: int) -> dict[int, tup
 )  # fmt: skip
 def test_one_bound_answers_for_inputs_and_outputs(step: int, dilation: int, taps: int, pad: int, joined: bool) -> None:
     before = input_guards(step, dilation, taps, pad)
-    after = reached(list(before.values()), V("live"), COUNT, "o")
+    after = input_bounds(list(before.values()), V("live"), COUNT, "o")
     for n, tile, live in product(range(12), range(3), range(1, COUNT + 1)):
         env = {"n": n, "o": tile * COUNT, "live": live}
         for (first, guard), left in zip(before.values(), after, strict=True):
@@ -46,7 +46,7 @@ def test_one_bound_answers_for_inputs_and_outputs(step: int, dilation: int, taps
 
 def test_without_a_guard_or_an_end_that_all_share_nothing_is_joined() -> None:
     live = V("live")
-    assert reached([(0, ()), (1, ())], live, COUNT, "o") == [(), (Compare("<", V(1), live),)]
-    assert reached([(0, ()), (1, ())], None, COUNT, "o") == [(), ()]
+    assert input_bounds([(0, ()), (1, ())], live, COUNT, "o") == [(), (Compare("<", V(1), live),)]
+    assert input_bounds([(0, ()), (1, ())], None, COUNT, "o") == [(), ()]
     ends = [(u, (Compare("<", V("o") + u, V(n)),)) for u, n in enumerate("nm")]
-    assert reached(ends, live, COUNT, "o") == [ends[0][1], (Compare("<", V(1), live), *ends[1][1])]
+    assert input_bounds(ends, live, COUNT, "o") == [ends[0][1], (Compare("<", V(1), live), *ends[1][1])]

@@ -9,9 +9,9 @@ import pytest
 
 from polydyn.codegen.cpu.windows import fits
 from polydyn.codegen.ir import Apply, Between, Body, Def, FlatLoad, For, If, Ramp, Reg, Set, Store, walk, walk_value
-from polydyn.codegen.passes.taps import Window, twins
+from polydyn.codegen.passes.taps import Window, specialise_guards
 from polydyn.codegen.passes.transpose import dense_along
-from polydyn.codegen.passes.unzip import unzip
+from polydyn.codegen.passes.unzip import share_strided_loads
 from polydyn.codegen.passes.vectorise import vectorise_loop
 from polydyn.schedules.errors import CodegenError, Declined
 from polydyn.schedules.expr import Const, FromIndex, Op, Value, cast, const, neutral, op
@@ -117,7 +117,7 @@ def loaded(body: Body) -> list[str]:
 
 
 def test_every_input_is_loaded_once_and_sums_keep_their_order() -> None:
-    made = twins(*tile())
+    made = specialise_guards(*tile())
     assert sorted(loaded(made)) == sorted(str(V("i") + k) for k in range(5))
     assert list(sums(made).values()) == [["0", "1", "2"]] * 3 and not [n for n in walk(made) if isinstance(n, If)]
 
@@ -127,7 +127,7 @@ def test_taps_that_several_sums_add_alike_are_added_up_once() -> None:
     x: Value = FlatLoad(F, "x", (V("u") + "j") * 10 + "k")
     taps = For("j", V(0), V(3), (For("k", V(0), V(3), (For("u", V(0), V(3), (Store("s", V("u"), x, "sum"),)),)),))
     first = For("u", V(0), V(3), (Store("s", V("u"), const(0, F)),))
-    made = twins((first, taps), Window("u", 3, None, ("j", "k"), {"s": F}, frozenset({"x"})))
+    made = specialise_guards((first, taps), Window("u", 3, None, ("j", "k"), {"s": F}, frozenset({"x"})))
     held: dict[str, list[int | None]] = {}
     for n in (x for x in made if isinstance(x, (Def, Set))):
         read = [v.address.constant for v in walk_value(n.value) if isinstance(v, FlatLoad)]
@@ -143,7 +143,7 @@ def test_inside_a_tile_counts_of_taps_are_numbers() -> None:
     count = minimum(V("n") - V("i") + 1, 3) - maximum(1 - V("i"), 0)
     ramp = op("min", Ramp("int64", V("n") - V("i") + 1, V(-1), 3), const(3, "int64"))
     more = [Store("c", V(0), FromIndex(F, count)), Store("c", V(1), cast(ramp, F), lanes=3)]
-    (choice,) = twins((*body, *more), window)
+    (choice,) = specialise_guards((*body, *more), window)
     assert isinstance(choice, If)
     inside, edge = ([n.value for n in walk(b) if isinstance(n, (Store, Def))] for b in (choice.then, choice.orelse))
     assert FromIndex(F, V(3)) in inside and Op(F, "cast", (const(3, "int64"),)) in inside
@@ -151,7 +151,7 @@ def test_inside_a_tile_counts_of_taps_are_numbers() -> None:
 
 
 def test_a_tile_inside_has_no_guards_and_its_twin_asks_once_for_each_input() -> None:
-    (choice,) = twins(*tile(guards=True, live=True))
+    (choice,) = specialise_guards(*tile(guards=True, live=True))
     assert isinstance(choice, If)
     env = {"i": 5, "n": 9, "E_u": 3}
     whole = {(i, n, e): all(c.holds(env | {"i": i, "n": n, "E_u": e}) for c in choice.cond)
@@ -176,7 +176,7 @@ def test_taps_that_read_the_same_under_different_guards_ask_one_by_one() -> None
     odd = op("ge", FromIndex("int64", V("u") * 2 + "i"), const(3, "int64"))
     value = op("mul", op("where", odd, FlatLoad(F, "x", V("i") + "u" + "j"), const(0, F)), add.value.args[1])
     other = replace(taps, body=(replace(taps.body[0], body=(replace(add, value=value),)),))
-    (choice,) = twins((first, other, last), window)
+    (choice,) = specialise_guards((first, other, last), window)
     assert isinstance(choice, If)
     asked = [n for n in walk(choice.orelse) if isinstance(n, If) and any(isinstance(x, Set) for x in n.then)]
     assert len({tuple(map(str, n.cond)) for n in asked}) == 3
@@ -193,7 +193,8 @@ def test_a_guard_that_is_no_conjunction_is_refused() -> None:
     unknown = op("mul", op("where", op("eq", FromIndex("int64", V("u")), const(1, "int64")), FlatLoad(F, "x", V("u")),
                            const(0, F)), add.value.args[1])  # fmt: skip
     with pytest.raises(CodegenError, match="not a conjunction of comparisons"):
-        twins((first, replace(taps, body=(replace(taps.body[0], body=(replace(add, value=unknown),)),)), last), window)
+        loop = replace(taps.body[0], body=(replace(add, value=unknown),))
+        specialise_guards((first, replace(taps, body=(loop,)), last), window)
 
 
 # -- lanes -----------------------------------------------------------------------------------------------------------
@@ -235,7 +236,7 @@ def test_a_guarded_load_is_no_transpose() -> None:
 
 
 def touched(v: Value, at: int) -> list[int | None]:
-    """Return the elements in the lanes of the result of ``unzip``; None in lanes that touch nothing."""
+    """Return the elements in the lanes of the result of ``share_strided_loads``; None in lanes that touch nothing."""
     if isinstance(v, FlatLoad):
         guards = v.guard.args if isinstance(v.guard, Op) else (v.guard,) if v.guard else ()
         ranges = [(g.low.evaluate({}), g.high.evaluate({})) for g in guards if isinstance(g, Between)]
@@ -255,7 +256,7 @@ def test_every_other_element_comes_out_of_whole_vectors_that_neighbours_share(gu
                     Between("bool", V(a), V(b), 4) if guarded else None)
         for c, (a, b) in lanes.items()
     }  # fmt: skip
-    halves = unzip(made.values())
+    halves = share_strided_loads(made.values())
     read = {n for v in halves.values() for x in v.args for n in touched(x, 0) if n is not None}  # type: ignore[attr-defined]
     expected = {c: [c + 2 * n if a <= n < b else None for n in range(4)] for c, (a, b) in lanes.items()}
     needed = {n for x in expected.values() for n in x if n is not None}

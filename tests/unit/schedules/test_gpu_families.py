@@ -12,7 +12,7 @@ from polydyn.schedules.expr import Load, Value, transform
 from polydyn.schedules.index import Index
 from polydyn.schedules.proof.overlap import first_conflict
 from polydyn.schedules.proof.prove import prove
-from polydyn.schedules.tree.few_rows import FewRows, few_rows_product
+from polydyn.schedules.tree.few_rows import GemvTile, gemv_schedule
 from polydyn.schedules.tree.gpu import GpuTile, gpu_parts
 from polydyn.schedules.tree.names import b, c, e, f, lanes, w
 from polydyn.schedules.tree.nodes import Band, Mark, Sequence, Tree
@@ -38,7 +38,7 @@ from tests.support.scheduled_groups import (
 V = Index.of
 ONE = single()
 ROLES = roles(ONE)
-LANES = (FewRows(8, (4, 2), (4, 8), (1, 8)), FewRows(2, (1, 8), (4, 8), (4, 1), 8))
+LANES = (GemvTile(8, (4, 2), (4, 8), (1, 8)), GemvTile(2, (1, 8), (4, 8), (4, 1), 8))
 """Tiles of GEMV kernels: vectors along the reduction, and along the columns, for a cluster of blocks."""
 GROUPS = (WarpgroupTile(2, 1, 4, 1, 16, (4, 16)), WarpgroupTile(1, 2, 4, 2, 8, (4, 16), 64))
 """Tiles of warpgroup kernels: columns in one box, rows of two warpgroups; columns in panels, rows of one warpgroup in
@@ -56,8 +56,8 @@ HOPPER = (WarpgroupOnlineTile(2, 128, (1, 4), (1, 8)), WarpgroupOnlineTile(2, 12
 """Tiles of warpgroup attention: heads of one panel and of two."""
 
 
-def few_rows(sizes: FewRows = LANES[0]) -> Scheduled:
-    return few_rows_product(ONE, ROLES, sizes)
+def few_rows(sizes: GemvTile = LANES[0]) -> Scheduled:
+    return gemv_schedule(ONE, ROLES, sizes)
 
 
 def warpgroups(sizes: WarpgroupTile = GROUPS[1]) -> Scheduled:
@@ -90,7 +90,7 @@ def test_the_composition(make: Callable[[], Scheduled], golden: Callable[[str, s
 
 
 @pytest.mark.parametrize("sizes", LANES, ids=str)
-def test_few_rows_are_proven(sizes: FewRows) -> None:
+def test_few_rows_are_proven(sizes: GemvTile) -> None:
     prove(few_rows(sizes))
 
 
@@ -99,8 +99,10 @@ def test_warpgroups_are_proven(sizes: WarpgroupTile) -> None:
     prove(warpgroups(sizes))
 
 
-@pytest.mark.parametrize("sizes", [FewRows(2, (1, 2), (2, 2), (1, 3)), FewRows(3, (2, 1), (2, 2), (2, 1), 2)], ids=str)
-def test_few_rows_compute_at_ragged_sizes(sizes: FewRows) -> None:
+@pytest.mark.parametrize(
+    "sizes", [GemvTile(2, (1, 2), (2, 2), (1, 3)), GemvTile(3, (2, 1), (2, 2), (2, 1), 2)], ids=str
+)
+def test_few_rows_compute_at_ragged_sizes(sizes: GemvTile) -> None:
     t = few_rows(sizes)
     for m, n, k in ((1, 1, 1), (5, 9, 13), (3, 2, 12), (4, 5, 0), (0, 3, 2)):
         assert run_product(t, {}, m, n, k), (m, n, k)
@@ -280,14 +282,14 @@ def test_what_is_wrong_is_refused(name: str) -> None:
 def test_what_does_not_fit_is_declined_by_name() -> None:
     g = product()
     with pytest.raises(ScheduleError, match="sums over more than k"):
-        few_rows_product(g, roles(g), LANES[0])
+        gemv_schedule(g, roles(g), LANES[0])
     with pytest.raises(ScheduleError, match="a tensor map has one reduction"):
         warpgroup_product(g, roles(g), GROUPS[0])
     with pytest.raises(ScheduleError, match="4 slabs of 16 rows do not split into 3 equal parts"):
         parts(replace(PARTS, parts=3))
     largest = replace(ONE, statements=tuple(replace(s, reduce="max") if s.reduce else s for s in ONE.statements))
     with pytest.raises(ScheduleError, match="max cannot be split over lanes"):
-        few_rows_product(largest, ROLES, LANES[0])
+        gemv_schedule(largest, ROLES, LANES[0])
 
 
 def test_an_attention_whose_sums_have_their_axes_in_another_order() -> None:

@@ -18,13 +18,13 @@ from polydyn.schedules.interpret import interpret
 from polydyn.schedules.proof.prove import prove
 from polydyn.schedules.solution.schedule import schedule_nest
 from polydyn.schedules.tree.attention import cpu_attention
-from polydyn.schedules.tree.few_rows import FewRows, few_rows_product
+from polydyn.schedules.tree.few_rows import GemvTile, gemv_schedule
 from polydyn.schedules.tree.gpu import gpu_product
 from polydyn.schedules.tree.online import OnlineTile, online_attention
 from polydyn.schedules.tree.scheduled import Scheduled
 from polydyn.schedules.tree.strategies import CpuTile, cpu_product, nest
 from polydyn.schedules.tree.warpgroups import WarpgroupTile, warpgroup_product
-from polydyn.schedules.tree.windows import turned_window, window, window_tile
+from polydyn.schedules.tree.windows import blocked_window, window, window_tile
 from tests.support.marks import slow
 from tests.support.mutants import mutants
 from tests.support.polyhedral_groups import depthwise, softmax, turned_depthwise
@@ -78,7 +78,7 @@ def mma() -> tuple[Scheduled, Callable[[Scheduled], bool]]:
 
 
 def lanes() -> tuple[Scheduled, Callable[[Scheduled], bool]]:
-    t = few_rows_product(single(), roles(single()), FewRows(2, (1, 2), (2, 2), (2, 3)))
+    t = gemv_schedule(single(), roles(single()), GemvTile(2, (1, 2), (2, 2), (2, 3)))
     return t, lambda x: run_product(x, {}, M=3, N=9, K=25, B=1) and run_product(x, {}, M=1, N=1, K=1, B=1)
 
 
@@ -134,7 +134,7 @@ def run_windows(t: Scheduled, channels: int, height: int, width: int) -> bool:
 
 
 def turned() -> tuple[Scheduled, Callable[[Scheduled], bool]]:
-    t = turned_window(turned_depthwise(), ("h", "w"), 2, 2, ("j", "k"))
+    t = blocked_window(turned_depthwise(), ("h", "w"), 2, 2, ("j", "k"))
     return t, lambda x: run_turned(x, 3, 3, 5) and run_turned(x, 1, 1, 1)
 
 
