@@ -35,13 +35,13 @@ def match_argsort(plan: FusionPlan, rank: Compute, place: Compute) -> ArgSort | 
     one.
     """
     shape = plan.graph.tensors[rank.output].shape
-    found = node_scatter(plan, place)
-    if rank.reduce != "sum" or place.reduce != "sum" or found is None or len(found.places) != 1:
+    scatter = node_scatter(plan, place)
+    if rank.reduce != "sum" or place.reduce != "sum" or scatter is None or len(scatter.places) != 1:
         return None
-    ((name, where),) = found.places.items()
+    ((name, where),) = scatter.places.items()
     axis = next(a for a in range(len(shape) + 1) if dim_name(a) == name)
     here = tuple(Index.of(TERM if a == axis else dim_name(a)) for a in range(len(shape)))
-    if where != fetch(rank.output, here) or found.update != FromIndex("int64", Index.of(TERM)):
+    if where != fetch(rank.output, here) or scatter.update != FromIndex("int64", Index.of(TERM)):
         return None
     if rank.reduction != (shape[axis],) or place.reduction != rank.reduction:
         return None

@@ -101,13 +101,13 @@ def has_softmax(scores: FusedGroup, rows: FusedGroup) -> bool:
     product, *after = scores.nodes
     nodes = (*after, *rows.nodes)
     maps = [n for n in nodes if n.is_map]
-    whole = {n.output: compose(n, maps).body for n in nodes}
+    composed = {n.output: compose(n, maps).body for n in nodes}
 
     def is_weight(v: Value) -> bool:
         v = _bare(v)
         return isinstance(v, Op) and v.name == "exp" and any(x.buffer == product.output for x in loads(v))
 
-    sums = {n.output for n in nodes if n.reduce == "sum" and is_weight(whole[n.output])}
+    sums = {n.output for n in nodes if n.reduce == "sum" and is_weight(composed[n.output])}
 
     def is_quotient(v: Value) -> bool:
         if not isinstance(v, Op) or v.name not in ("div", "mul"):
@@ -115,7 +115,7 @@ def has_softmax(scores: FusedGroup, rows: FusedGroup) -> bool:
         sides = (v.args, v.args[::-1]) if v.name == "mul" else (v.args,)
         return any(is_weight(a) and _divides(b, sums, v.name == "div") for a, b in sides)
 
-    return any(is_quotient(v) for n in maps for v in walk(whole[n.output]))
+    return any(is_quotient(v) for n in maps for v in walk(composed[n.output]))
 
 
 def _divides(v: Value, sums: Collection[str], divisor: bool) -> bool:

@@ -16,16 +16,16 @@ from polydyn.graph.rewriting import compose, live
 def dequantize_in_readers(graph: Graph) -> Graph:
     """Move each dequantization with one scale into its readers if all of these are maps of the same shape."""
     consumers = graph.consumers()
-    gone = list[Compute]()
+    inlined = list[Compute]()
     for n in graph.nodes:
         if isinstance(n, Compute) and n.output not in graph.outputs and _one_scale(graph, n):
             readers = consumers[n.output]
             shape = graph.tensors[n.output].shape
             if all(isinstance(r, Compute) and r.is_map and graph.tensors[r.output].shape == shape for r in readers):
-                gone.append(n)
-    if not gone:
+                inlined.append(n)
+    if not inlined:
         return graph
-    nodes = (compose(n, gone, dict(iterators(graph, n))) if isinstance(n, Compute) else n for n in graph.nodes)
+    nodes = (compose(n, inlined, dict(iterators(graph, n))) if isinstance(n, Compute) else n for n in graph.nodes)
     return live(replace(graph, nodes=tuple(nodes)))
 
 

@@ -27,13 +27,13 @@ def choose_pieces(graph: Graph) -> Graph:
     def only_maps(n: Concat) -> bool:
         return all(isinstance(x, Compute) and x.is_map for x in readers[n.output])
 
-    made: list[Node] = []
+    new_nodes: list[Node] = []
     for n in graph.nodes:
         if isinstance(n, Concat) and only_maps(n) and (parts := _pieces(graph, n, makers)):
             n = _choice(graph, n, parts)
-        made.append(n)
-    unchanged = all(a is b for a, b in zip(made, graph.nodes, strict=True))
-    return graph if unchanged else live(replace(graph, nodes=tuple(made)))
+        new_nodes.append(n)
+    unchanged = all(a is b for a, b in zip(new_nodes, graph.nodes, strict=True))
+    return graph if unchanged else live(replace(graph, nodes=tuple(new_nodes)))
 
 
 def _pieces(graph: Graph, n: Concat, makers: Mapping[str, Node]) -> list[Compute] | None:
@@ -43,8 +43,9 @@ def _pieces(graph: Graph, n: Concat, makers: Mapping[str, Node]) -> list[Compute
         return None
     small = all(m.is_map and len(m.inputs) == 1 and value_size(m.body) <= MOST_SIZE for m in parts)
     known = all(graph.tensors[x].shape[n.axis].constant is not None for x in n.parts)
-    kept = set(n.parts) & set(graph.outputs)
-    return parts if small and known and not kept and len({_base(m.inputs[0], makers) for m in parts}) == 1 else None
+    part_outputs = set(n.parts) & set(graph.outputs)
+    one_base = len({_base(m.inputs[0], makers) for m in parts}) == 1
+    return parts if small and known and not part_outputs and one_base else None
 
 
 def _base(name: str, makers: Mapping[str, Node]) -> str:

@@ -67,9 +67,9 @@ def join_prologues(plan: FusionPlan, cuda: bool = False) -> FusionPlan:
         core, maps = _joined(plan.graph, g, chains, cuda)
         if maps:
             new[core.output], absorbed = core, absorbed | {m.output for m in maps}
-            why = (f"{m.output}: joins the promotion of {core.output}'s operand (prologue)" for m in maps)
+            reasons = (f"{m.output}: joins the promotion of {core.output}'s operand (prologue)" for m in maps)
             nodes = (core, *g.nodes[1:])
-            g = replace(g, nodes=nodes, reasons=(*g.reasons, *why), prologue=Prologue(maps, g.nodes[0]))
+            g = replace(g, nodes=nodes, reasons=(*g.reasons, *reasons), prologue=Prologue(maps, g.nodes[0]))
         groups.append(g)
     graph_nodes = tuple(new.get(n.output, n) for n in plan.graph.nodes if n.output not in absorbed)
     remaining = tuple(g for g in groups if g.nodes[0].output not in absorbed)

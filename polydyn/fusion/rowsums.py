@@ -23,8 +23,8 @@ def sum_rows(graph: Graph) -> Graph:
     """Give integer products whose constants span at most 256 values int8 constants."""
     rewriting = Rewriting(graph)
     for n in graph.nodes:
-        found = _operands(graph, n)
-        rewriting.nodes.append(n if found is None or not isinstance(n, Compute) else _moved(rewriting, n, *found))
+        operands = _operands(graph, n)
+        rewriting.nodes.append(n if operands is None or not isinstance(n, Compute) else _moved(rewriting, n, *operands))
     return rewriting.result()
 
 
@@ -47,8 +47,8 @@ def _operands(graph: Graph, n: Node) -> tuple[Value, Value, int] | None:
         return None
     assert isinstance(n.body, Op)
     for row, column in (n.body.args, n.body.args[::-1]):
-        found = over_constant(graph, column)
-        values = None if found is None or over_constant(graph, row) else values_of(graph, *found)
+        constant = over_constant(graph, column)
+        values = None if constant is None or over_constant(graph, row) else values_of(graph, *constant)
         if values is None or not values.size:
             continue
         low, high = int(values.min()), int(values.max())

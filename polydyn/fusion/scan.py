@@ -40,10 +40,10 @@ def scan_of(body: Value, reduce: str | None, outer: Mapping[str, Index], inner: 
         return None
     condition, term, rest = body.args
     ((number, extent),) = inner.items()
-    found = list(conditions_of(condition))
-    if rest != neutral(reduce, body.dtype) or len(found) != 1 or found[0] is None:
+    comparisons = list(conditions_of(condition))
+    if rest != neutral(reduce, body.dtype) or len(comparisons) != 1 or comparisons[0] is None:
         return None
-    relation, left, right = found[0]
+    relation, left, right = comparisons[0]
     axis = next((x for x, e in outer.items() if e == extent and (right - left).split(x)[0] == ONE), None)
     if axis is None or axis in {s for i in indices(term) for s in i.symbols()}:
         return None

@@ -59,12 +59,12 @@ def scatter_of(
     if reduce is None or not isinstance(body, Op) or body.name not in ("where", "select"):
         return None
     matches, update, rest = body.args
-    found = list(conditions_of(matches))
-    if rest != neutral(reduce, body.dtype) or None in found:
+    comparisons = list(conditions_of(matches))
+    if rest != neutral(reduce, body.dtype) or None in comparisons:
         return None
     places: dict[str, Index] = {}
     others: list[Condition] = []
-    for c in found:
+    for c in comparisons:
         assert c is not None
         axis, place = _place(c, outer)
         if axis and axis not in places and any(x in place.symbols() for x in inner) and place.fetches():

@@ -204,14 +204,14 @@ def within_guard(v: Value, ranges: Mapping[str, Index]) -> Value:
         shift = e - names[0] if len(names) == 1 else e
         if shift.constant is None:
             continue
-        known = {**{k: r for k, r in ranges.items() if k not in names}, GUARDED_INDEX: n}
+        inner_ranges = {**{k: r for k, r in ranges.items() if k not in names}, GUARDED_INDEX: n}
         env, back = {names[0]: Index.of(GUARDED_INDEX) - shift}, {GUARDED_INDEX: e}
-        then = map_index(then, partial(_moved, env=env, known=known, back=back))
+        then = map_index(then, partial(_moved, env=env, ranges=inner_ranges, back=back))
     return replace(v, args=(guard, then, orelse))
 
 
-def _moved(i: Index, env: Mapping[str, Index], known: Mapping[str, Index], back: Mapping[str, Index]) -> Index:
-    return simplify(i.subs(env), known).subs(back)
+def _moved(i: Index, env: Mapping[str, Index], ranges: Mapping[str, Index], back: Mapping[str, Index]) -> Index:
+    return simplify(i.subs(env), ranges).subs(back)
 
 
 def _spans(guard: Value) -> list[tuple[Index, Index]]:

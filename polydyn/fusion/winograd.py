@@ -168,11 +168,11 @@ class _Winograd(Rewriting):
     def run(self) -> Graph:
         """Return the rewritten graph."""
         for n in self.graph.nodes:
-            found = self._convolution(n)
-            if found is None:
+            convolution = self._convolution(n)
+            if convolution is None:
                 self.nodes.append(n)
             else:
-                self._rewrite(found)
+                self._rewrite(convolution)
         read = {*self.graph.outputs, *(t for n in self.nodes for t in n.inputs)}
         self.nodes = [n for n in self.nodes if n.output in read or not _is_padding(n)]
         return self.result()
@@ -241,8 +241,8 @@ class _Winograd(Rewriting):
 
     def _weights(self, c: _Convolution) -> str:
         """Add ``u`` as a new constant [a, a, channels, outputs] and return its name."""
-        wanted = (*(t for *_, t, _ in c.windows), c.channel, dim_name(c.column))
-        order = [[str(i) for i in c.weights.index].index(x) for x in wanted]
+        layout = (*(t for *_, t, _ in c.windows), c.channel, dim_name(c.column))
+        order = [[str(i) for i in c.weights.index].index(x) for x in layout]
         g = self.constants[c.weights.buffer].transpose(order).astype(np.float64)
         u = np.einsum("ai,bj,ijco->abco", c.form.taps, c.form.taps, g, optimize=True)
         return self.constant(f"{c.node.output}{SUFFIX}.u", np.ascontiguousarray(u, np.float32))
@@ -310,9 +310,9 @@ class _Winograd(Rewriting):
         if channel in read.index[:-1]:
             copy = self._in_order(c, read, channel)
             body = transform(body, lambda x: copy if x == read else x)
-        made, side = self.tensors[c.node.output].shape, c.form.side
-        rows = ((made[a].ceildiv(side * d) * side + (TAPS - 1)) * d for _, a, _, d in c.windows)
-        sizes = (*(made[a] for a in batch), *rows)
+        output_shape, side = self.tensors[c.node.output].shape, c.form.side
+        rows = ((output_shape[a].ceildiv(side * d) * side + (TAPS - 1)) * d for _, a, _, d in c.windows)
+        sizes = (*(output_shape[a] for a in batch), *rows)
         self._add(c, "image", (*sizes, shape[[str(i) for i in c.image.index].index(c.channel)]), body)
         return self._pop_node()
 

@@ -29,11 +29,11 @@ def hoist_zero_points(graph: Graph) -> Graph:
     """Give products of 8-bit rows with constant 8-bit columns uint8 rows without a zero point."""
     rewriting = Rewriting(graph)
     for n in graph.nodes:
-        found = _split(graph, n)
-        if found is None or not isinstance(n, Compute):
+        parts = _split(graph, n)
+        if parts is None or not isinstance(n, Compute):
             rewriting.nodes.append(n)
             continue
-        body, zero, (sums, index) = found
+        body, zero, (sums, index) = parts
         if isinstance(zero, Const):
             sums = (sums.astype(np.int64) * int(zero.value)).astype(np.int32)
         rest: Value = load(rewriting.constant(f"{n.output}@offsets", sums), index, "int32")
@@ -54,13 +54,13 @@ def _split(graph: Graph, n: Node) -> tuple[Value, Value, tuple[Array, tuple[str,
         return None
     assert isinstance(n.body, Op)
     for row, column in (n.body.args, n.body.args[::-1]):
-        found = over_constant(graph, column)
+        constant = over_constant(graph, column)
         parts = _row(row)
-        if found is None or parts is None or over_constant(graph, row) is not None:
+        if constant is None or parts is None or over_constant(graph, row) is not None:
             continue
         x, zero = parts
-        values = values_of(graph, *found)
-        sums = column_sums(n, found[0], values)
+        values = values_of(graph, *constant)
+        sums = column_sums(n, constant[0], values)
         if sums is None or not values.size or values.min() < INT8_MIN or values.max() > INT8_MAX:
             return None
         bytes_: Value = x

@@ -20,11 +20,11 @@ def without_reshapes(plan: FusionPlan, placed: Sequence[PlacedGroup]) -> tuple[l
     """
     notes: list[str] = []
     names: dict[str, str] = {}
-    kept: list[PlacedGroup] = []
+    remaining: list[PlacedGroup] = []
     for p in placed:
         pair = _same_memory(plan, p)
         if pair is None or pair[0] in names:
-            kept.append(p)
+            remaining.append(p)
             continue
         source, output = pair
         names[source] = output
@@ -36,7 +36,7 @@ def without_reshapes(plan: FusionPlan, placed: Sequence[PlacedGroup]) -> tuple[l
         buffers = {a: names.get(b, b) for a, b in p.lowered.buffers.items()}
         return replace(p, lowered=replace(p.lowered, buffers=buffers))
 
-    return [renamed(p) for p in kept], tuple(notes)
+    return [renamed(p) for p in remaining], tuple(notes)
 
 
 def _same_memory(plan: FusionPlan, p: PlacedGroup) -> tuple[str, str] | None:

@@ -36,27 +36,27 @@ class ArgSortGroup:
 def lower_argsort(plan: FusionPlan, group: FusedGroup) -> ArgSortGroup:
     """Lower a group of kind order to its statement."""
     rank, place = group.nodes
-    found = match_argsort(plan, rank, place)
-    assert found is not None, "it was an order when the group was made"
-    most = plan.graph.tensors[place.output].shape[found.axis]
+    match = match_argsort(plan, rank, place)
+    assert match is not None, "it was an order when the group was made"
+    written = plan.graph.tensors[place.output].shape[match.axis]
     alone = replace(group, nodes=(place,), outputs=(place.output,), rows={place.output: ()})
-    n, second = (flatten(plan, alone, Compute(place.output, substitute(found.element, {TERM: k}))) for k in (ZERO, ONE))
+    n, second = (flatten(plan, alone, Compute(place.output, substitute(match.element, {TERM: k}))) for k in (ZERO, ONE))
     stride = _address(second.body) - _address(n.body)
-    along = tuple(x for x in n.inner if x[0] == _axis_name(plan, place, found.axis))
+    along = tuple(x for x in n.inner if x[0] == _axis_name(plan, place, match.axis))
     (n,) = collapse_shared((replace(n, shared=tuple(x for x in n.inner if x not in along), inner=along),))
     names = Canonical(plan.graph)
     rows, places = (tuple((x, names.extent(e)) for x, e in axes) for axes in (n.shared, along))
     array, index = output_array(names, n, (*rows, *places))
-    made = names.arrays[array]
+    output = names.arrays[array]
     if not along:  # a line with one position
-        names.arrays[array] = made = replace(made, shape=(*made.shape, ONE), strides=(*made.strides, ONE))
+        names.arrays[array] = output = replace(output, shape=(*output.shape, ONE), strides=(*output.strides, ONE))
     value = names.value(n.body, frozenset(x for x, _ in rows), {})
     assert isinstance(value, Load)
     anywhere = fetch(value.buffer, value.index)
     statement = Statement("S0", rows, array, (*index[: len(rows)], anywhere), value)
-    count, apart, first = (names.index(i, frozenset()) for i in (found.count, stride, most))
+    count, apart, first = (names.index(i, frozenset()) for i in (match.count, stride, written))
     lowered = names.group((statement,))
-    return ArgSortGroup(lowered, tuple(x for x, _ in rows), count, apart, first, made.strides[-1], found.largest)
+    return ArgSortGroup(lowered, tuple(x for x, _ in rows), count, apart, first, output.strides[-1], match.largest)
 
 
 def _address(v: Value) -> Index:
@@ -68,5 +68,5 @@ def _address(v: Value) -> Index:
 def _axis_name(plan: FusionPlan, place: Compute, axis: int) -> str:
     """Return the iterator of an axis in a flat node without shared axes, or "" for an axis of one element."""
     shape = plan.graph.tensors[place.output].shape
-    kept = [a for a, e in enumerate(shape) if e != ONE]
-    return f"j{kept.index(axis)}" if axis in kept else ""
+    axes = [a for a, e in enumerate(shape) if e != ONE]
+    return f"j{axes.index(axis)}" if axis in axes else ""

@@ -43,8 +43,8 @@ def lower_attention(plan: FusionPlan, group: FusedGroup, wide: bool = False) -> 
     scores, rows, values = group.parts
     score_nodes = tuple(_renamed(flatten(plan, scores, n), {f"i{_rank(plan, scores) - 1}": "j"}) for n in scores.nodes)
     axes = [x for x, _ in score_nodes[0].shared if x != "j"]
-    held = frozenset(scores.outputs)
-    row_nodes = tuple(flatten(plan, rows, n, held) for n in rows.nodes)
+    row_tensors = frozenset(scores.outputs)
+    row_nodes = tuple(flatten(plan, rows, n, row_tensors) for n in rows.nodes)
     value_nodes = _value_nodes(plan, values, rows.outputs[0])
     if not axes or value_nodes is None or [x for x, _ in row_nodes[0].shared] != axes:
         return None
@@ -119,12 +119,12 @@ class _Builder:
             self.names.arrays[name] = Array(
                 name, "float32", (extent, length), "rows", (stride, ONE), -(Index.of(FIRST_ROW) * stride)
             )
-        held: dict[str, tuple[str, tuple[Index, ...]]] = {}
-        first = self._contraction(SCORES, scores, held, s.outputs, "scores")
-        held = {s.outputs[0]: ("scores", (self.row,))}
-        middle = self._stitch(rows, held, r.outputs)
-        held = {r.outputs[0]: ("weights", (self.row,))}
-        last = self._contraction(VALUES, values, held, v.outputs, None)
+        row_tensors: dict[str, tuple[str, tuple[Index, ...]]] = {}
+        first = self._contraction(SCORES, scores, row_tensors, s.outputs, "scores")
+        row_tensors = {s.outputs[0]: ("scores", (self.row,))}
+        middle = self._stitch(rows, row_tensors, r.outputs)
+        row_tensors = {r.outputs[0]: ("weights", (self.row,))}
+        last = self._contraction(VALUES, values, row_tensors, v.outputs, None)
         if wide:
             first, middle, last = (tuple(map(_wide_rows, x)) for x in (first, middle, last))
         parts = [Group(n, tuple(self.names.params), dict(self.names.arrays), x) for n, x in
@@ -149,37 +149,38 @@ class _Builder:
         self,
         label: str,
         nodes: tuple[FlatNode, ...],
-        held: dict[str, tuple[str, tuple[Index, ...]]],
+        row_tensors: dict[str, tuple[str, tuple[Index, ...]]],
         outputs: tuple[str, ...],
         into: str | None,
     ) -> tuple[Statement, ...]:
         core, names = nodes[0], self.names
         iters = tuple((x, names.extent(e)) for x, e in core.shared)
         red = tuple((x, names.extent(e)) for x, e in core.reduction)
-        own = frozenset(x for x, _ in (*iters, *red))
+        iterators = frozenset(x for x, _ in (*iters, *red))
         at = tuple(Index.of(x) for x, _ in iters)
         acc = names.local(core.dtype, tuple(e for _, e in iters))
+        product = names.value(core.body, iterators, row_tensors)
         out = [
             Statement(label + INIT, iters, acc, at, Const(core.dtype, 0.0), None, "init"),
-            Statement(label + ACC, (*iters, *red), acc, at, names.value(core.body, own, held), core.reduce, "backbone"),
+            Statement(label + ACC, (*iters, *red), acc, at, product, core.reduce, "backbone"),
         ]
-        made = epilogue_values(names, nodes, own, Load(core.dtype, acc, at))
+        values = epilogue_values(names, nodes, iterators, Load(core.dtype, acc, at))
         for k, t in enumerate(outputs):
             if into is None:
                 array, index = output_array(names, next(n for n in nodes if n.output == t), iters)
             else:
                 array, index = into, (self.row, Index.of("j"))
-            out.append(Statement(f"{label}{DONE}{k}", iters, array, index, made[t], None, "epilogue"))
+            out.append(Statement(f"{label}{DONE}{k}", iters, array, index, values[t], None, "epilogue"))
         return tuple(out)
 
     def _stitch(
         self,
         nodes: tuple[FlatNode, ...],
-        held: dict[str, tuple[str, tuple[Index, ...]]],
+        row_tensors: dict[str, tuple[str, tuple[Index, ...]]],
         outputs: tuple[str, ...],
     ) -> tuple[Statement, ...]:
         builder = _RowBuilder(self.names, outputs, nodes, "R")
-        builder.locals = dict(held)
+        builder.locals = dict(row_tensors)
         builder.row = self.row
         for n in nodes:
             builder.add(n)

@@ -61,8 +61,8 @@ def with_blocked_form(plan: FusionPlan, lowered: LoweredGroup, width: int) -> Lo
         lowered = replace(lowered, buffers=buffers, packs=packs)
         group = replace(group, arrays={**group.arrays, put[x].buffer: _dense(put[x], "constant", pack.shape)})
     value = transform(core.value, lambda v: put.get(v, v) if isinstance(v, Load) else v)
-    made = _with_copies(group, turn, replace(core, value=value), band[-2:])
-    return replace(lowered, blocked=TurnedWindow(made, (line, column)))
+    blocked = _with_copies(group, turn, replace(core, value=value), band[-2:])
+    return replace(lowered, blocked=TurnedWindow(blocked, (line, column)))
 
 
 def _dense(x: Load, role: str, shape: Sequence[IndexLike]) -> Array:
@@ -79,19 +79,19 @@ def _image(core: Statement, choice: Op, band: tuple[str, ...]) -> tuple[Statemen
     reduction = tuple((x, e) for x, e in core.iters if x not in band)
     pixels, shared = band[-2:], band[:-2]
     taps = taps_of(choice, list(pixels), reduction)
-    made = footprint_of(choice, [(x, extents[x]) for x in pixels], reduction, taps, pixels[-1])
-    if made is None or len(made.places) != 2:
+    footprint = footprint_of(choice, [(x, extents[x]) for x in pixels], reduction, taps, pixels[-1])
+    if footprint is None or len(footprint.places) != 2:
         return None
-    ranges, at = made.inside(), {PIXEL + x: V(x) for x in pixels}
-    counts = {x: (high - low).subs(made.sizes()) for x, (low, high) in ranges.items()}
+    ranges, at = footprint.inside(), {PIXEL + x: V(x) for x in pixels}
+    counts = {x: (high - low).subs(footprint.sizes()) for x, (low, high) in ranges.items()}
     if len(ranges) != 2 or not all(e.constant is not None or e.is_symbol for e in counts.values()):
         return None
-    whole = next(v for v in walk(made.value) if isinstance(v, Load))
+    whole = next(v for v in walk(footprint.value) if isinstance(v, Load))
     moved = substitute(whole, {x: V(x) + low for x, (low, _) in ranges.items()})
-    front, places = tuple(map(V, shared)), [x for x, _ in made.places]
+    front, places = tuple(map(V, shared)), [x for x, _ in footprint.places]
     iters = (*((x, extents[x]) for x in shared), *((x, counts[x]) for x in places))
     turn = Statement(TURN, iters, PLANES, (*front, *map(V, places)), moved)
-    index = (*front, *(e.subs(at) - ranges[x][0] for x, e in made.places))
+    index = (*front, *(e.subs(at) - ranges[x][0] for x, e in footprint.places))
     return turn, Load(whole.dtype, PLANES, index)
 
 
@@ -121,22 +121,22 @@ def _with_copies(group: Group, turn: Statement, core: Statement, pixels: tuple[s
     before the last copy, while lanes are planes.
     """
     init, sums, point = group.init, group.arrays[core.array], core.index
-    total, kept = Load(sums.dtype, core.array, point), Load(sums.dtype, SUMS, point)
-    made: dict[str, Value] = {core.array: total}
+    total, stored = Load(sums.dtype, core.array, point), Load(sums.dtype, SUMS, point)
+    values: dict[str, Value] = {core.array: total}
     done: list[Statement] = []
     for s in group.statements:
         if s.name in (init.name, core.name):
             continue
-        value = _put(s.value, made)
+        value = _put(s.value, values)
         if group.arrays[s.array].role == "local":
-            made[s.array] = value
+            values[s.array] = value
         else:
             done.append(replace(s, value=value))
     before: Value = total
     others = [i for s in done for x in loads(s.value) if x != total for i in x.index]
     if len(done) == 1 and done[0].value.dtype == sums.dtype and not any(i.symbols() & {*pixels} for i in others):
-        before, done = done[0].value, [replace(done[0], value=kept)]
-    done = [replace(s, value=_put(s.value, {core.array: kept})) for s in done]
+        before, done = done[0].value, [replace(done[0], value=stored)]
+    done = [replace(s, value=_put(s.value, {core.array: stored})) for s in done]
     statements = (turn, init, core, Statement(KEEP, init.iters, SUMS, point, before), *done)
     extents = dict(turn.iters)
     shapes = {PLANES: tuple(extents[str(i)] for i in turn.index), SUMS: sums.shape}
@@ -144,5 +144,5 @@ def _with_copies(group: Group, turn: Statement, core: Statement, pixels: tuple[s
     return replace(group, arrays=touched(arrays, statements), statements=statements)
 
 
-def _put(v: Value, made: Mapping[str, Value]) -> Value:
-    return transform(v, lambda x: made.get(x.buffer, x) if isinstance(x, Load) else x)
+def _put(v: Value, values: Mapping[str, Value]) -> Value:
+    return transform(v, lambda x: values.get(x.buffer, x) if isinstance(x, Load) else x)

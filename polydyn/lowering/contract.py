@@ -98,9 +98,9 @@ def lower_contract(
             return words
         kinds = [k for k in kinds if k != BF16X2]
     if promotion and (group.prologue or is_windowed(first) or _converts(first)):
-        found = _lower_implicit_gemm(plan, group, width, kinds, shared)
-        if found is not None or group.prologue or is_windowed(first):
-            return found
+        convolution = _lower_implicit_gemm(plan, group, width, kinds, shared)
+        if convolution is not None or group.prologue or is_windowed(first):
+            return convolution
     if promotion and _widens(first):
         dot = _lower_matrix(plan, group, width, along_k)
         return dot if dot and dot.dot else _lower_implicit_gemm(plan, group, width, kinds, shared) or dot
@@ -157,15 +157,15 @@ def _lower_matrix(plan: FusionPlan, group: FusedGroup, width: int, along_k: Coll
         return None
     dot = _few_columns(plan, core, roles)
     nodes, (core,) = _with_rows(nodes, roles), _with_rows((core,), roles)
-    turns, better = width > 0 and not dot and _is_transposable(plan, core, roles), None
-    if turns:
+    is_transposable, cost = width > 0 and not dot and _is_transposable(plan, core, roles), None
+    if is_transposable:
         sizes = dict(core.shared)
-        better = transpose_cost(sizes[roles.row], sizes[roles.col], width).constant
-    if better is not None and better <= 0:
+        cost = transpose_cost(sizes[roles.row], sizes[roles.col], width).constant
+    if cost is not None and cost <= 0:
         roles = _transposed(roles)
     builder = _Builder(plan, group, core, nodes, roles, 1 if dot else width, along_k)
     built = replace(builder.build(), dot=dot)
-    return replace(built, transposed=builder.transpose(built)) if turns and better is None else built
+    return replace(built, transposed=builder.transpose(built)) if is_transposable and cost is None else built
 
 
 def transpose_cost(rows: Index, columns: Index, width: int) -> Index:
@@ -218,10 +218,10 @@ def _lower_implicit_gemm(
     are).
     """
     flat = tuple(flatten(plan, group, n) for n in group.nodes)
-    found = None if any(n.inner for n in flat) else as_matrix_product(plan, flat, longest=not width)
-    if found is None:
+    product = None if any(n.inner for n in flat) else as_matrix_product(plan, flat, longest=not width)
+    if product is None:
         return None
-    (core, *rest), roles = found
+    (core, *rest), roles = product
     fill, steps = needs_promotion(core, roles), None
     columns = [v for v in children(core.body) if (x := read_of(v)) and _packable(plan, core, roles, x)]
     rounded = BF16X2 in kinds and core.dtype == "float32" and not _few_columns(plan, core, roles)
@@ -252,10 +252,10 @@ def _lower_footprint(
     ``kinds``: the K packings that it must use; empty for unpacked steps. An unpacked product may have a window form
     too, which reads the weights again for every image row.
     """
-    found = match_footprint(plan, flat)
-    if found is None:
+    matched = match_footprint(plan, flat)
+    if matched is None:
         return None
-    (core, *rest), roles, footprint = found
+    (core, *rest), roles, footprint = matched
     steps = None
     if kinds:
         steps, words = core.reduction[-1][1].constant, pack_k_of_footprint(plan, core, footprint, kinds)
@@ -316,22 +316,22 @@ class _Builder:
         core, names = self.core, self.names
         iters = tuple((x, names.extent(e)) for x, e in core.shared)
         red = tuple((x, names.extent(e)) for x, e in core.reduction)
-        own = frozenset(x for x, _ in (*iters, *red))
+        iterators = frozenset(x for x, _ in (*iters, *red))
         acc = names.local(core.dtype, tuple(e for _, e in iters))
         at = tuple(Index.of(x) for x, _ in iters)
         value = self._value()
         single = (*red[:-1], (red[-1][0], Index.of(self.steps))) if self.steps else red
-        footprint = self.footprint and _canonical(self.footprint, names, own, single)
+        footprint = self.footprint and _canonical(self.footprint, names, iterators, single)
         statements = [
             Statement(INIT, iters, acc, at, neutral("sum", core.dtype), None, "init"),
             Statement(ACC, (*iters, *red), acc, at, value, core.reduce, "backbone"),
         ]
-        made = epilogue_values(names, self.nodes, own, Load(core.dtype, acc, at))
+        values = epilogue_values(names, self.nodes, iterators, Load(core.dtype, acc, at))
         for n in self.nodes:
             if n.output in self.outputs:
                 array, index = output_array(names, n, iters, shared=bool(self.width))
                 name = f"{DONE}{len(statements) - 2}"
-                statements.append(Statement(name, iters, array, index, made[n.output], None, "epilogue"))
+                statements.append(Statement(name, iters, array, index, values[n.output], None, "epilogue"))
         lowered = names.group(statements, self.packs)
         packed = frozenset(a for a, b in names.buffers.items() if b in self.packs)
         return ContractGroup(lowered, self.roles, packed, footprint=footprint)
@@ -341,16 +341,16 @@ class _Builder:
         other = copy(self)
         other.roles = _transposed(self.roles)
         value = other._value()
-        made = tuple(replace(s, value=value) if s.name == ACC else s for s in built.lowered.group.statements)
-        arrays = touched(self.names.arrays, made)
+        statements = tuple(replace(s, value=value) if s.name == ACC else s for s in built.lowered.group.statements)
+        arrays = touched(self.names.arrays, statements)
         packed = frozenset(n for n in arrays if self.names.buffers.get(n) in self.packs)
-        group = replace(built.lowered.group, arrays=arrays, statements=made)
+        group = replace(built.lowered.group, arrays=arrays, statements=statements)
         return ContractGroup(replace(built.lowered, group=group), other.roles, packed)
 
     def _value(self) -> Value:
         """Return the value that is summed, in the names of the group."""
-        own = frozenset(x for x, _ in (*self.core.shared, *self.core.reduction))
-        return self.names.value(self._packed(self.core.body), own, {})
+        iterators = frozenset(x for x, _ in (*self.core.shared, *self.core.reduction))
+        return self.names.value(self._packed(self.core.body), iterators, {})
 
     def _packed(self, body: Value) -> Value:
         """Read the column operand from panels if it is a constant with constant extents."""
@@ -421,8 +421,8 @@ class _Builder:
         if self.roles.inner and not whole and v.dtype in HALF:
             vector = COPY_BYTES // size
             return int(dict(core.shared)[self.roles.col].ceildiv(vector) * vector)
-        wanted = bool(self.roles.inner) or v.dtype in self.along_k
-        return int(wanted and v.index[0].split(core.reduction[-1][0])[0] != ONE and whole)
+        is_required = bool(self.roles.inner) or v.dtype in self.along_k
+        return int(is_required and v.index[0].split(core.reduction[-1][0])[0] != ONE and whole)
 
     def _panel(self, v: Load, pack: Pack) -> Load:
         digest = hashlib.sha256(repr(pack).encode()).hexdigest()[:12]
@@ -441,10 +441,10 @@ class _Builder:
         return Load(dtype, name, index)
 
 
-def _canonical(f: Footprint, names: Canonical, own: frozenset[str], steps: tuple[Axis, ...]) -> Footprint:
+def _canonical(f: Footprint, names: Canonical, iterators: frozenset[str], steps: tuple[Axis, ...]) -> Footprint:
     """Translate a footprint to the names of the group."""
-    value = names.value(f.value, own | {x for x, _ in f.places}, {})
-    pixels = tuple((x, names.index(e, own)) for x, e in f.pixels)
+    value = names.value(f.value, iterators | {x for x, _ in f.places}, {})
+    pixels = tuple((x, names.index(e, iterators)) for x, e in f.pixels)
     return replace(f, value=value, pixels=pixels, steps=steps)
 
 
@@ -460,20 +460,20 @@ def _packable(plan: FusionPlan, n: FlatNode, roles: Roles, v: Load) -> bool:
 
 
 def epilogue_values(
-    names: Canonical, nodes: tuple[FlatNode, ...], own: frozenset[str], accumulator: Load
+    names: Canonical, nodes: tuple[FlatNode, ...], iterators: frozenset[str], accumulator: Load
 ) -> dict[str, Value]:
     """Return the value of every node of a contraction group over its accumulator, with all reads substituted."""
-    made: dict[str, Value] = {nodes[0].output: accumulator}
+    values: dict[str, Value] = {nodes[0].output: accumulator}
     for n in nodes[1:]:
-        marked = {t: f"%made{k}" for k, t in enumerate(made)}
-        back = {m: made[t] for t, m in marked.items()}
+        marked = {t: f"%made{k}" for k, t in enumerate(values)}
+        back = {m: values[t] for t, m in marked.items()}
 
         def mark(v: Value, marked: Mapping[str, str] = marked) -> Value:
             return replace(v, buffer=marked[v.buffer], index=()) if isinstance(v, Load) and v.buffer in marked else v
 
-        def put(v: Value, back: Mapping[str, Value] = back) -> Value:
+        def substitute_mark(v: Value, back: Mapping[str, Value] = back) -> Value:
             return back[v.buffer] if isinstance(v, Load) and v.buffer in back else v
 
-        named = names.value(transform(n.body, mark), own, {m: (m, ()) for m in back})
-        made[n.output] = transform(named, put)
-    return made
+        named = names.value(transform(n.body, mark), iterators, {m: (m, ()) for m in back})
+        values[n.output] = transform(named, substitute_mark)
+    return values

@@ -35,27 +35,27 @@ def match_footprint(
     """
     nodes = split_divided(nodes)
     core = nodes[0]
-    found = operands(plan, core)
-    if found is None or not core.reduction:
+    product_operands = operands(plan, core)
+    if product_operands is None or not core.reduction:
         return None
     assert isinstance(core.body, Op)
-    value = core.body.args[1 - found.column]
+    value = core.body.args[1 - product_operands.column]
     extents = dict((*core.shared, *core.reduction))
-    rows = [x for x, _ in core.shared if x in found.rows]
+    rows = [x for x, _ in core.shared if x in product_operands.rows]
     taps = taps_of(value, rows, core.reduction)
     if not taps:
         return None
     pixels = rows[rows.index(next(x for x in rows if x in taps)) :]
-    nodes, roles = merge_pixels(nodes, replace(found, rows=tuple(pixels)))
-    made = footprint_of(value, [(x, extents[x]) for x in pixels], core.reduction, taps, roles.row)
-    if made is None or set(pixels) & set(roles.batch):
+    nodes, roles = merge_pixels(nodes, replace(product_operands, rows=tuple(pixels)))
+    footprint = footprint_of(value, [(x, extents[x]) for x in pixels], core.reduction, taps, roles.row)
+    if footprint is None or set(pixels) & set(roles.batch):
         return None
     body = nodes[0].body
     assert isinstance(body, Op)
-    args = tuple(v if k == found.column else made.operand() for k, v in enumerate(body.args))
-    block, *inner = (x for x, _ in made.steps)
+    args = tuple(v if k == product_operands.column else footprint.operand() for k, v in enumerate(body.args))
+    block, *inner = (x for x, _ in footprint.steps)
     roles = replace(roles, block=block, inner=tuple(inner))
-    return (replace(nodes[0], body=replace(body, args=args), reduction=made.steps), *nodes[1:]), roles, made
+    return (replace(nodes[0], body=replace(body, args=args), reduction=footprint.steps), *nodes[1:]), roles, footprint
 
 
 def taps_of(v: Value, pixels: list[str], reduction: tuple[Axis, ...]) -> dict[str, tuple[str, Fraction]]:
@@ -66,7 +66,7 @@ def taps_of(v: Value, pixels: list[str], reduction: tuple[Axis, ...]) -> dict[st
     used. Windows overlap, or adjoin (patches) if a padding's guard has both iterators, which tells taps from
     channels.
     """
-    found: dict[str, tuple[Fraction, str]] = {}
+    nearest: dict[str, tuple[Fraction, str]] = {}
     guards = [i.symbols() for i in set(indices(v)) - {i for x in loads(v) for i in x.index}]
     for pixel in pixels:
         ratios = ((_ratio(v, pixel, x), x, (e.constant or 0) - 1) for x, e in reduction)
@@ -76,8 +76,8 @@ def taps_of(v: Value, pixels: list[str], reduction: tuple[Axis, ...]) -> dict[st
         ]  # fmt: skip
         if near:
             ratio, tap = min(near)
-            found[tap] = min(found.get(tap, (ratio, pixel)), (ratio, pixel))
-    return {pixel: (tap, ratio) for tap, (ratio, pixel) in found.items()}
+            nearest[tap] = min(nearest.get(tap, (ratio, pixel)), (ratio, pixel))
+    return {pixel: (tap, ratio) for tap, (ratio, pixel) in nearest.items()}
 
 
 def _ratio(v: Value, pixel: str, tap: str) -> Fraction | None:

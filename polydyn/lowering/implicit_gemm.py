@@ -40,35 +40,35 @@ def as_matrix_product(
     memory (a padded tensor without elements). The row is ``one`` if there is no pixel.
     """
     nodes = split_divided(nodes)
-    found = operands(plan, nodes[0])
-    if found is None or not nodes[0].reduction:
+    product_operands = operands(plan, nodes[0])
+    if product_operands is None or not nodes[0].reduction:
         return None
     body = nodes[0].body
-    if not isinstance(body, Op) or not loads(body.args[1 - found.column]):
+    if not isinstance(body, Op) or not loads(body.args[1 - product_operands.column]):
         return None
-    nodes, roles = merge_pixels(nodes, found)
-    core = _merge_reductions(nodes[0], found.column, longest)
+    nodes, roles = merge_pixels(nodes, product_operands)
+    core = _merge_reductions(nodes[0], product_operands.column, longest)
     block, *inner = (x for x, _ in core.reduction)
     return (core, *nodes[1:]), replace(roles, block=block, inner=tuple(inner))
 
 
 def merge_pixels(
-    nodes: tuple[FlatNode, ...], found: Operands, copied: bool = True
+    nodes: tuple[FlatNode, ...], product_operands: Operands, copied: bool = True
 ) -> tuple[tuple[FlatNode, ...], Roles]:
     """Merge the row iterators as far as all expressions allow. Return the nodes and the roles.
 
     A ``copied`` row operand imposes no condition.
     """
-    col = max(found.cols, key=lambda x: (_size(dict(nodes[0].shared)[x]), x))
-    batch = [x for x, _ in nodes[0].shared if x not in found.rows and x != col]
-    order = [*batch, *found.rows, col]
+    col = max(product_operands.cols, key=lambda x: (_size(dict(nodes[0].shared)[x]), x))
+    batch = [x for x, _ in nodes[0].shared if x not in product_operands.rows and x != col]
+    order = [*batch, *product_operands.rows, col]
     nodes = tuple(replace(n, shared=tuple((x, dict(n.shared)[x]) for x in order)) for n in nodes)
-    first, last = len(batch), len(batch) + len(found.rows)
-    while last - first > 1 and _rows_mergeable(nodes, found.column, last - 2, copied):
-        nodes = tuple(_merge_rows(n, k == 0, found.column, last - 2) for k, n in enumerate(nodes))
+    first, last = len(batch), len(batch) + len(product_operands.rows)
+    while last - first > 1 and _rows_mergeable(nodes, product_operands.column, last - 2, copied):
+        nodes = tuple(_merge_rows(n, k == 0, product_operands.column, last - 2) for k, n in enumerate(nodes))
         last -= 1
     shared = [x for x, _ in nodes[0].shared]
-    row = shared[last - 1] if found.rows else "one"
+    row = shared[last - 1] if product_operands.rows else "one"
     block, *inner = (x for x, _ in nodes[0].reduction)
     return nodes, Roles(tuple(x for x in shared if x not in (row, col)), row, col, block, tuple(inner))
 
@@ -80,12 +80,12 @@ def in_place(plan: FusionPlan, nodes: tuple[FlatNode, ...]) -> tuple[tuple[FlatN
     an address.
     """
     nodes = split_divided(nodes)
-    found = operands(plan, nodes[0])
-    if found is None or not nodes[0].reduction:
+    product_operands = operands(plan, nodes[0])
+    if product_operands is None or not nodes[0].reduction:
         return None
-    nodes, roles = merge_pixels(nodes, found, copied=False)
-    core, row = nodes[0], _row(nodes[0], found.column)
-    if not isinstance(row, Load) or not found.rows:
+    nodes, roles = merge_pixels(nodes, product_operands, copied=False)
+    core, row = nodes[0], _row(nodes[0], product_operands.column)
+    if not isinstance(row, Load) or not product_operands.rows:
         return None
     core = replace(core, reduction=in_order(core.reduction, row.index[0]))
     block, *inner = (x for x, _ in core.reduction)

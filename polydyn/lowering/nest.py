@@ -80,8 +80,8 @@ class NestBuilder:
         own = frozenset(name for name, _ in iters)
         value = self.names.value(n.body, own, self.locals)
         shared, inner = (tuple(Index.of(x) for x, _ in axes) for axes in (n.shared, n.inner))
-        wanted = n.output in self.outputs
-        if n.reduce is None and wanted and n.output not in self.read_inside:
+        is_output = n.output in self.outputs
+        if n.reduce is None and is_output and n.output not in self.read_inside:
             self.store(n, iters, value)
             return
         shape = tuple(self.names.extent(e) for _, e in out)
@@ -92,7 +92,7 @@ class NestBuilder:
             start = neutral(n.reduce, n.dtype)
             self.append(iters[: len(out)], local, at, start, role="init")
         self.append(iters, local, at, value, n.reduce)
-        if wanted:
+        if is_output:
             self.store(n, iters[: len(out)], Load(n.dtype, local, at))
 
     def _one_extent_per_name(self, n: FlatNode) -> FlatNode:

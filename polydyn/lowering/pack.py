@@ -15,11 +15,11 @@ from polydyn.schedules.index import Index
 
 def pack(p: Pack, constants: Mapping[str, Array]) -> Array:
     """Return the array of panels in the shape of ``p``, zero past the last column."""
-    made = _words(_panels(p, constants[p.source]), p.steps)
+    panels = _words(_panels(p, constants[p.source]), p.steps)
     if p.scales:
-        lines = _panels(p.scales, constants[p.scales.source]).view(made.dtype)
-        made = np.concatenate([made, lines[..., None, None, :]], axis=-3)
-    return made.reshape(p.shape).astype(p.dtype or made.dtype, copy=False)
+        lines = _panels(p.scales, constants[p.scales.source]).view(panels.dtype)
+        panels = np.concatenate([panels, lines[..., None, None, :]], axis=-3)
+    return panels.reshape(p.shape).astype(p.dtype or panels.dtype, copy=False)
 
 
 def _panels(p: Pack, source: Array) -> Array:

@@ -144,7 +144,7 @@ def _flops(plan: FusionPlan, group: FusedGroup, i: int) -> Index:
     extents = dict(iterators(plan.graph, node))
     if group.kind in ("scan", "order"):
         return product(plan.graph.tensors[node.output].shape)
-    if group.kind == "scatter" and (found := node_scatter(plan, node)):
-        return product(e for x, e in extents.items() if x not in found.places)
+    if group.kind == "scatter" and (scatter := node_scatter(plan, node)):
+        return product(e for x, e in extents.items() if x not in scatter.places)
     size = product(extents.values())
     return size * 2 if group.kind != "nest" and is_contraction(node) else size

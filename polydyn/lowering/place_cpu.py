@@ -128,11 +128,11 @@ class KernelBuilder(Builder):
         """See ``Builder``."""
         if not self.rounded:
             return ()
-        kept = [name for name, words in self.products.items() if not words]
-        all_, some = len(self.products), len(self.products) - len(kept)
+        unrounded = [name for name, words in self.products.items() if not words]
+        all_, some = len(self.products), len(self.products) - len(unrounded)
         line = f"precision bf16: {some} of {all_} products round their operands to bfloat16"
-        why = "no constant operand, or few columns or steps"
-        return (line, *([f"in float32 stay ({why}) {', '.join(kept)}"] if kept else []))
+        reason = "no constant operand, or few columns or steps"
+        return (line, *([f"in float32 stay ({reason}) {', '.join(unrounded)}"] if unrounded else []))
 
     def attention(self, group: FusedGroup) -> PlacedGroup | None:
         """See ``Builder``."""
@@ -148,13 +148,13 @@ class KernelBuilder(Builder):
         lowered = form if isinstance(form, LoweredGroup) else form.lowered
         self.unproven += prove_prologue(self.plan, group)
         key = self._key(form)
-        found = self.reuse_kernel(group, lowered, key)
-        if found is None:
+        placed = self.reuse_kernel(group, lowered, key)
+        if placed is None:
             verify_group(lowered.group)
             self.forms[key] = form
             self.show(group, _name(form, key), *_solved(form))
-            found = self.placed[key] = self._build(form, PlacedGroup(group, lowered, key, ()))
-        return found
+            placed = self.placed[key] = self._build(form, PlacedGroup(group, lowered, key, ()))
+        return placed
 
     def _key(self, form: Form) -> str:
         if isinstance(form, ContractGroup):
@@ -205,25 +205,25 @@ class KernelBuilder(Builder):
         if matrix is not None and matrix.product.rows.constant is not None:
             return replace(place, kernels=(matrix.build(),), reasons=(AMX_REASON,))
         if tuned is None:
-            found = replace(place, kernels=(kernel.build(),))
+            placed = replace(place, kernels=(kernel.build(),))
         else:
-            found = _with_tuned(tuned, place)
+            placed = _with_tuned(tuned, place)
         if few is not None:
-            return _with_few(few, found)
+            return _with_few(few, placed)
         if has_shares(kernel.product, kernel.plan):
             in_shares = SplitDot if form.dot else SplitKernel
             split = in_shares(f"split_{place.key[:12]}", group, form.roles, self.target, form.packed)
-            found = _with_split(split, found)
+            placed = _with_split(split, placed)
         if form.transposed:
-            found = self._with_transposed(form.transposed, found)
+            placed = self._with_transposed(form.transposed, placed)
         if form.window:
-            found = self._with_window(form.window, kernel, found)
+            placed = self._with_window(form.window, kernel, placed)
         if matrix is not None:
-            return _with(found, matrix.build(), SIDE - matrix.product.rows, 0, AMX_REASON)
+            return _with(placed, matrix.build(), SIDE - matrix.product.rows, 0, AMX_REASON)
         if form.dot or form.fill or not DotKernel.fits(group, roles):
-            return found
+            return placed
         dot = DotKernel(f"dot_{place.key[:12]}", group, roles, self.target, form.packed)
-        return _with_dot(dot, found)
+        return _with_dot(dot, placed)
 
     def _matrix(self, other: ContractKernel, form: ContractGroup, place: PlacedGroup) -> MatrixKernel | None:
         """Return the builder of the AMX kernel if ``other`` has such a form, else None."""
@@ -257,16 +257,16 @@ class KernelBuilder(Builder):
         window = self._window(group, place, schedule)
         if isinstance(window, PlacedGroup):
             return self._with_blocked_window(form.blocked, window) if form.blocked else window
-        why = () if window is None else (f"no register tiles of the window: {window}",)
+        reasons = () if window is None else (f"no register tiles of the window: {window}",)
         kernel = NestKernel(f"nest_{place.key[:12]}", group, schedule.band, schedule.phases, self.target, paired=True)
         built = kernel.build()
-        found = self._tuned(kernel, place, replace(built, notes=(*built.notes, *schedule.notes, *why)))
+        placed = self._tuned(kernel, place, replace(built, notes=(*built.notes, *schedule.notes, *reasons)))
         if not SplitNest.fits(group, schedule.band):
-            return found
+            return placed
         split = SplitNest(f"split_{place.key[:12]}", group, schedule.band, self.target)
         if not split.is_useful:
-            return found
-        return _with_split(split, found)
+            return placed
+        return _with_split(split, placed)
 
     def _window(self, group: Group, place: PlacedGroup, schedule: NestSchedule) -> PlacedGroup | Declined | None:
         """Add a window kernel in register tiles. Returns the reason if that fails, or None if the group is not a

@@ -71,7 +71,7 @@ class TunedTiles:
 def drop_replaced_versions(p: PlacedGroup, facts: ShapeContext) -> PlacedGroup:
     """Remove conditions that always hold and versions that another version always replaces."""
     params = p.lowered.params
-    kept: list[Kernel] = []
+    remaining: list[Kernel] = []
 
     def proven(c: Compare, launch: Mapping[str, Index]) -> bool:
         if c.relation not in ("<=", ">="):
@@ -84,12 +84,12 @@ def drop_replaced_versions(p: PlacedGroup, facts: ShapeContext) -> PlacedGroup:
         multiples = tuple((i, n) for i, n in k.multiples if not facts.is_multiple(i.subs(params), n))
         conditions = tuple(c for c in k.conditions if not proven(c, k.launch))
         k = replace(k, multiples=multiples, conditions=conditions)
-        if not any(serves(earlier, k) for earlier in kept):
-            kept.append(k)
-    position = {k.name: n for n, k in enumerate(kept)}
+        if not any(serves(earlier, k) for earlier in remaining):
+            remaining.append(k)
+    position = {k.name: n for n, k in enumerate(remaining)}
     numbers = {n: position[k.name] for n, k in enumerate(p.kernels) if k.name in position}
     decision = members(p.decision, lambda named: [numbers[n] for n in named if n in numbers])
-    return replace(p, kernels=tuple(kept), decision=decision)
+    return replace(p, kernels=tuple(remaining), decision=decision)
 
 
 def serves(k: Kernel, other: Kernel) -> bool:
@@ -152,8 +152,8 @@ class CudaBuilder(Builder):
         fixed = read <= {*self.plan.graph.constants, *form.lowered.packs}
         return replace(form, lowered=self._rounded(form.lowered, product=True), fixed=fixed)
 
-    def _rounded(self, lowered: LoweredGroup, held: Collection[str] = (), product: bool = False) -> LoweredGroup:
-        return lowered if self.strict else replace(lowered, group=round_at_stores(lowered.group, held, product))
+    def _rounded(self, lowered: LoweredGroup, unstored: Collection[str] = (), product: bool = False) -> LoweredGroup:
+        return lowered if self.strict else replace(lowered, group=round_at_stores(lowered.group, unstored, product))
 
     def _key(self, form: ContractGroup) -> str:
         return form.lowered.key(form.roles, "cuda", form.fixed)
@@ -167,17 +167,17 @@ class CudaBuilder(Builder):
             return placed
         lowered = with_float_weights(self.plan, self._rounded(lower_nest(self.plan, group)))
         key = lowered.key("cuda")
-        found = self.reuse_kernel(group, lowered, key)
-        if found is None:
+        placed_group = self.reuse_kernel(group, lowered, key)
+        if placed_group is None:
             self.show(group, f"nest_{key[:12]}", lowered.group)
-            found = self._new(group, lowered, key, self._nest(lowered.group, key))
-        return found
+            placed_group = self._new(group, lowered, key, self._nest(lowered.group, key))
+        return placed_group
 
     def _new(
         self, group: FusedGroup, lowered: LoweredGroup, key: str, kernels: tuple[Kernel, ...],
-        tuned: TunedTiles | None = None, kept: FamilyFactors | None = None,
+        tuned: TunedTiles | None = None, family: FamilyFactors | None = None,
     ) -> PlacedGroup:  # fmt: skip
-        reasons = (*(tuned.reasons if tuned else ()), *(kept.reasons if kept else ()))
+        reasons = (*(tuned.reasons if tuned else ()), *(family.reasons if family else ()))
         decision: Decision = cheapest(len(kernels))
         if tuned is not None:  # kernels without tiles compete at every size
 
@@ -226,34 +226,34 @@ class CudaBuilder(Builder):
         )
         if form.roles.row == "one" and not kernel.gemv_kernels():
             return None
-        found = self.reuse_kernel(group, lowered, key)
-        if found is None:
+        placed = self.reuse_kernel(group, lowered, key)
+        if placed is None:
             verify_group(lowered.group)
             self.show(group, kernel.name, lowered.group)
             tuned = self.tuner.tiles(key, form) if self.tuner and kernel.tunable else None
             if self.tuner and kernel.tunable and self.arch == "sm_90a":
                 kernel.kept = self.tuner.family(key, form, kernel.family)
             versions = kernel.tuned_versions(tuned.factors) if tuned else kernel.versions()
-            found = self._new(group, lowered, key, versions, tuned, kernel.kept)
+            placed = self._new(group, lowered, key, versions, tuned, kernel.kept)
         if why := kernel.without_wgmma():
             self.notes.append(f"{group.outputs[0]}: no wgmma: {why}")
-        return found
+        return placed
 
     def attention(self, group: FusedGroup) -> PlacedGroup | None:
         """See ``Builder``."""
-        made = self.attention_kernel(group)
-        if made is None:
+        lowered_kernel = self.attention_kernel(group)
+        if lowered_kernel is None:
             return None
-        lowered, key, kernel = made
-        found = self.reuse_kernel(group, lowered, key)
-        if found is None:
+        lowered, key, kernel = lowered_kernel
+        placed = self.reuse_kernel(group, lowered, key)
+        if placed is None:
             verify_group(lowered.group)
             self.show(group, kernel.name, *attention_groups(kernel.parts))
             check_row_blocks(lowered.group, kernel.parts)
             if self.tuner and self.arch == "sm_90a":
                 kernel.kept = self.tuner.family(key, kernel.group, kernel.family)
-            found = self._new(group, lowered, key, kernel.versions(), None, kernel.kept)
-        return found
+            placed = self._new(group, lowered, key, kernel.versions(), None, kernel.kept)
+        return placed
 
     def attention_kernel(self, group: FusedGroup) -> tuple[LoweredGroup, str, CudaAttentionKernel] | None:
         """Return the lowered form, key and builder of an attention kernel, or None if its parts are separate
@@ -264,9 +264,9 @@ class CudaBuilder(Builder):
             return None
         lowered, parts = form.lowered, form.parts
         if not self.strict:
-            held = () if _adds(parts.scores.epilogues[0].value) else ROW_ARRAYS[:1]
-            lowered = self._rounded(lowered, held)
-            scores, rows, values = (round_at_stores(x, held) for x in (parts.scores, parts.rows, parts.values))
+            unstored = () if _adds(parts.scores.epilogues[0].value) else ROW_ARRAYS[:1]
+            lowered = self._rounded(lowered, unstored)
+            scores, rows, values = (round_at_stores(x, unstored) for x in (parts.scores, parts.rows, parts.values))
             parts = replace(parts, scores=scores, rows=rows, values=values)
         key = lowered.key(parts, "cuda")
         if key not in self.attentions:

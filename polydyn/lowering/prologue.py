@@ -16,11 +16,11 @@ def prove_prologue(plan: FusionPlan, group: FusedGroup) -> tuple[str, ...]:
     if group.prologue is None:
         return ()
     graph, reader, core = plan.graph, group.prologue.reader, group.nodes[0]
-    made = {m.output: graph.tensors[m.output].shape for m in group.prologue.maps}
+    computed = {m.output: graph.tensors[m.output].shape for m in group.prologue.maps}
     read = {t: graph.tensors[t].shape for t in core.inputs}
     facts = [(g.left, g.relation, g.right) for g in graph.guards]
     loops = tuple(iterators(graph, core))
-    missing = check_loads(reader.output, loops, reader.body, made, facts)
+    unproven = check_loads(reader.output, loops, reader.body, computed, facts)
     for m in group.prologue.maps:
-        missing += check_loads(m.output, tuple(iterators(graph, m)), m.body, made, facts)
-    return missing + check_loads(core.output, loops, core.body, read, facts)
+        unproven += check_loads(m.output, tuple(iterators(graph, m)), m.body, computed, facts)
+    return unproven + check_loads(core.output, loops, core.body, read, facts)

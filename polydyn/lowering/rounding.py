@@ -18,23 +18,23 @@ sign.
 """
 
 
-def round_at_stores(group: Group, held: Collection[str] = (), product: bool = False) -> Group:
+def round_at_stores(group: Group, unstored: Collection[str] = (), product: bool = False) -> Group:
     """Make the 16-bit locals of a group float32. A value that is widened again is never rounded.
 
-    ``held``: arrays other than locals that no kernel stores. An operand that is stored and widened does not change.
+    ``unstored``: arrays other than locals that no kernel stores. An operand that is stored and widened does not change.
     Neither does an operand of a ``product`` that its copies compute: shared memory holds it, for 16-bit
     instructions.
     """
     wide = {n for n, a in group.arrays.items() if a.role == "local" and a.dtype in HALF}
     arrays = {n: replace(a, dtype=WIDE) if n in wide else a for n, a in group.arrays.items()}
-    own = wide | set(held)
-    statements = (_statement(s, own, product and s.reduce is not None) for s in group.statements)
+    widened = wide | set(unstored)
+    statements = (_statement(s, widened, product and s.reduce is not None) for s in group.statements)
     return replace(group, arrays=arrays, statements=tuple(statements))
 
 
-def _statement(s: Statement, own: Collection[str], product: bool) -> Statement:
+def _statement(s: Statement, widened: Collection[str], product: bool) -> Statement:
     def value(v: Value) -> Value:
-        if isinstance(v, Load) and v.buffer in own and v.dtype in HALF:
+        if isinstance(v, Load) and v.buffer in widened and v.dtype in HALF:
             return Op(v.dtype, "cast", (replace(v, dtype=WIDE),))
         return _unrounded(v)
 
@@ -42,14 +42,14 @@ def _statement(s: Statement, own: Collection[str], product: bool) -> Statement:
         copied = isinstance(v, Op) and v.name == "cast" and v.dtype == WIDE and v.args[0].dtype in HALF
         return replace(v, args=(transform(v.args[0], value),)) if copied and isinstance(v, Op) else transform(v, value)
 
-    made: Value
+    value_of_statement: Value
     if product and isinstance(s.value, Op) and s.value.name == "mul":
-        made = replace(s.value, args=tuple(map(operand, s.value.args)))
+        value_of_statement = replace(s.value, args=tuple(map(operand, s.value.args)))
     else:
-        made = transform(s.value, value)
-    if s.array in own and made.dtype in HALF:
-        made = _unrounded(cast(made, WIDE))
-    return replace(s, value=made)
+        value_of_statement = transform(s.value, value)
+    if s.array in widened and value_of_statement.dtype in HALF:
+        value_of_statement = _unrounded(cast(value_of_statement, WIDE))
+    return replace(s, value=value_of_statement)
 
 
 def _unrounded(v: Value) -> Value:

@@ -71,34 +71,35 @@ def _scatter(plan: FusionPlan, group: FusedGroup) -> SerialGroup:
     assert own is not None, "checked when the group was made"
     flat = _flat(plan, group, own.terms)
     start = _flat(plan, group, Compute(own.terms.output, own.start))
-    found = _updates(flat, flat.inner)
-    moving = tuple(x for x in flat.inner if x[0] in found.places)
+    match = _updates(flat, flat.inner)
+    moving = tuple(x for x in flat.inner if x[0] in match.places)
     shared = tuple(x for x in flat.inner if x not in moving)
     start, flat = collapse_shared(tuple(replace(n, shared=shared, inner=moving) for n in (start, flat)))
     flat = collapse_reduction(flat)
-    found = _updates(flat, (*flat.shared, *flat.inner))  # over merged axes
-    return _scattered(plan, start, replace(flat, reduce=None if own.overwrites else flat.reduce), found)
+    match = _updates(flat, (*flat.shared, *flat.inner))  # over merged axes
+    return _scattered(plan, start, replace(flat, reduce=None if own.overwrites else flat.reduce), match)
 
 
 def _updates(n: FlatNode, outer: tuple[Axis, ...]) -> Scatter:
-    found = scatter_of(n.body, n.reduce, dict(outer), dict(n.reduction))
-    assert found is not None, "it was a scatter when the group was made"
-    return found
+    match = scatter_of(n.body, n.reduce, dict(outer), dict(n.reduction))
+    assert match is not None, "it was a scatter when the group was made"
+    return match
 
 
-def _scattered(plan: FusionPlan, start: FlatNode, n: FlatNode, found: Scatter) -> SerialGroup:
+def _scattered(plan: FusionPlan, start: FlatNode, n: FlatNode, match: Scatter) -> SerialGroup:
     names = Canonical(plan.graph)
     band, tiled = _columns_last(n)
     elements, updates = _extents(names, (*band, *n.inner)), _extents(names, (*band, *n.reduction))
     array, index = output_array(names, n, elements)
     initial = names.value(start.body, frozenset(x for x, _ in elements), {})
-    own = frozenset(x for x, _ in updates)
-    places = {x: names.index(i, own) for x, i in found.places.items()}
+    iterators = frozenset(x for x, _ in updates)
+    places = {x: names.index(i, iterators) for x, i in match.places.items()}
     moved = tuple(places.get(str(i), i) for i in index)
-    conditions = tuple(Compare(r, names.index(a, own), names.index(b, own)) for r, a, b in found.conditions)
+    conditions = tuple(Compare(r, names.index(a, iterators), names.index(b, iterators)) for r, a, b in match.conditions)
     return _lowered(
         names, band, tiled, Statement("S0", elements, array, index, initial, role="init"),
-        Statement("S1", updates, array, moved, names.value(found.update, own, {}), n.reduce), conditions=conditions,
+        Statement("S1", updates, array, moved, names.value(match.update, iterators, {}), n.reduce),
+        conditions=conditions,
     )  # fmt: skip
 
 
@@ -107,9 +108,9 @@ def _scattered(plan: FusionPlan, start: FlatNode, n: FlatNode, found: Scatter) -
 
 def _scan(plan: FusionPlan, group: FusedGroup) -> SerialGroup:
     flat = _flat(plan, group, group.nodes[0])
-    found = scan_of(flat.body, flat.reduce, dict(flat.inner), dict(flat.reduction))
-    assert found is not None and flat.reduce is not None, "it was a running sum when the group was made"
-    along = tuple(x for x in flat.inner if x[0] == found.axis)
+    match = scan_of(flat.body, flat.reduce, dict(flat.inner), dict(flat.reduction))
+    assert match is not None and flat.reduce is not None, "it was a running sum when the group was made"
+    along = tuple(x for x in flat.inner if x[0] == match.axis)
     shared = tuple(x for x in flat.inner if x not in along)
     (n,) = collapse_shared((replace(flat, shared=shared, inner=along),))
     assert isinstance(n.body, Op)
@@ -117,14 +118,14 @@ def _scan(plan: FusionPlan, group: FusedGroup) -> SerialGroup:
     names = Canonical(plan.graph)
     band, tiled = _columns_last(n)
     array, index = output_array(names, n, _extents(names, (*band, *along)))
-    rows, steps = _extents(names, band), _extents(names, ((found.number, along[0][1] - 1),))
-    own = frozenset(x for x, _ in (*rows, *steps))
-    first, before, here = _walk(found, names.extent(along[0][1]))
+    rows, steps = _extents(names, band), _extents(names, ((match.number, along[0][1] - 1),))
+    iterators = frozenset(x for x, _ in (*rows, *steps))
+    first, before, here = _walk(match, names.extent(along[0][1]))
     begin: Value = neutral(n.reduce or "", n.dtype)
-    first_term, before_term, here_term = (substitute(term, {found.number: i}) for i in _walk(found, along[0][1]))
-    if not found.exclusive:
-        begin = names.value(first_term, own, {})
-    more = names.value(before_term if found.exclusive else here_term, own, {})
+    first_term, before_term, here_term = (substitute(term, {match.number: i}) for i in _walk(match, along[0][1]))
+    if not match.exclusive:
+        begin = names.value(first_term, iterators, {})
+    more = names.value(before_term if match.exclusive else here_term, iterators, {})
 
     def at(place: Index) -> tuple[Index, ...]:
         return (*index[:-1], place)
@@ -136,7 +137,7 @@ def _scan(plan: FusionPlan, group: FusedGroup) -> SerialGroup:
     )  # fmt: skip
 
 
-def _walk(found: Scan, count: Index) -> tuple[Index, Index, Index]:
+def _walk(scan: Scan, count: Index) -> tuple[Index, Index, Index]:
     """Return the first position, and for each step the previous and the current position."""
-    step = Index.of(found.number)
-    return (count - 1, count - 1 - step, count - 2 - step) if found.backwards else (ZERO, step, step + 1)
+    step = Index.of(scan.number)
+    return (count - 1, count - 1 - step, count - 2 - step) if scan.backwards else (ZERO, step, step + 1)

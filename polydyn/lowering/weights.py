@@ -53,5 +53,5 @@ def with_float_weights(plan: FusionPlan, lowered: LoweredGroup) -> LoweredGroup:
         return lowered
     statements = tuple(replace(s, value=value) if s is core else s for s in group.statements)
     arrays = touched(arrays, statements)
-    kept = {a: x for a, x in buffers.items() if a in arrays}
-    return replace(lowered, group=replace(group, arrays=arrays, statements=statements), packs=packs, buffers=kept)
+    used = {a: x for a, x in buffers.items() if a in arrays}
+    return replace(lowered, group=replace(group, arrays=arrays, statements=statements), packs=packs, buffers=used)

@@ -9,10 +9,10 @@ from typing import TypeAlias
 from polydyn.errors import ShapeError
 from polydyn.schedules.index import Atom, Index, IndexLike, floordiv
 from polydyn.schedules.names import internal_name
+from polydyn.shapes.equations import exact_division, extreme_bounds, extreme_choice, primitive
 from polydyn.shapes.facts import DimFacts
 from polydyn.shapes.multiples import Multiples
 from polydyn.shapes.residues import Condition, Remainders, remainders
-from polydyn.shapes.rules import content
 from polydyn.shapes.sentences import bare
 from polydyn.shapes.sizes import Dims, Sizes, sizes_by_name
 
@@ -141,8 +141,8 @@ class ShapeContext(DimFacts):
         ca, cb = self.canonical(a), self.canonical(b)
         same = self.equal(ca, cb)
         if same is None:
-            bounds = _extreme_choice(ca - cb)
-            division = _exact_division(ca - cb)
+            bounds = extreme_choice(ca - cb)
+            division = exact_division(ca - cb)
             if division:
                 self.assume_multiple(*division, reason)
             elif bounds:
@@ -215,7 +215,7 @@ class ShapeContext(DimFacts):
             return False
         self._assume(a, relation, b, reason)
         if relation == "==":
-            self._equations.append((_primitive(c.value), reason))
+            self._equations.append((primitive(c.value), reason))
         self._divisible.append(Periodic(c.value, c.relation, Index.of(0), reason, (a, relation, b)))
         self._changed()
         return True
@@ -282,13 +282,14 @@ class ShapeContext(DimFacts):
         Multiples of constants precede bounds, because bounds use the sizes after these multiples. All assumptions about
         the remainders of one size become one guard, with the reason of the strictest condition.
         """
-        kept = {k: g for k, g in self._guards.items() if g.relation != "%==" or not self._exact_now(g.left, g.right)}
+        every = self._guards.items()
+        remaining = {k: g for k, g in every if g.relation != "%==" or not self._exact_now(g.left, g.right)}
         for symbol, facts in self._asked.items():
-            kept |= self._one_guard(symbol, kept, facts)
-        found = [g for g in kept.values() if g.relation]
-        first = next((k for k, g in enumerate(found) if g.relation == "<="), len(found))
-        order = sorted(found[first:], key=lambda g: g.relation != "%==" or g.right.constant is None)
-        return (*found[:first], *order)
+            remaining |= self._one_guard(symbol, remaining, facts)
+        ordered = [g for g in remaining.values() if g.relation]
+        first = next((k for k, g in enumerate(ordered) if g.relation == "<="), len(ordered))
+        order = sorted(ordered[first:], key=lambda g: g.relation != "%==" or g.right.constant is None)
+        return (*ordered[:first], *order)
 
     def multiple_of(self, symbol: str) -> int | None:
         """Return the smallest number whose multiples satisfy all assumptions about a symbol's remainders, or None."""
@@ -310,23 +311,23 @@ class ShapeContext(DimFacts):
         return tuple(notes)
 
     def _one_guard(
-        self, symbol: str, kept: Mapping[Guarded, Assumed], facts: Sequence[tuple[Periodic, Remainders]]
+        self, symbol: str, remaining: Mapping[Guarded, Assumed], facts: Sequence[tuple[Periodic, Remainders]]
     ) -> dict[Guarded, Assumed]:
         """Merge the guards on the remainders of a symbol. Guards that are dropped have an empty relation."""
         allowed = self._multiples.allowed(symbol)
         exact, words = allowed.exact(Index.of(symbol)), allowed.words(symbol)
-        asked = [(f.key, r) for f, r in facts if f.key and f.key in kept]
+        guarded = [(f.key, r) for f, r in facts if f.key and f.key in remaining]
         stated = [r for f, r in facts if f.key is None]
         if not exact:
-            return {k: replace(kept[k], words=words) for k, _ in asked}
-        out = {k: replace(kept[k], relation="") for k, _ in asked}
-        if asked and all(r != allowed for r in stated):
-            strictest = max(asked, key=lambda x: x[1].period / len(x[1].allowed))[0]
+            return {k: replace(remaining[k], words=words) for k, _ in guarded}
+        out = {k: replace(remaining[k], relation="") for k, _ in guarded}
+        if guarded and all(r != allowed for r in stated):
+            strictest = max(guarded, key=lambda x: x[1].period / len(x[1].allowed))[0]
             left, n = exact
-            if len(asked) == 1 and strictest[1] == "%==":
+            if len(guarded) == 1 and strictest[1] == "%==":
                 left, n = strictest[0], int(strictest[2])  # in the model's own form
-            said = words if words != f"{bare(left)} is a multiple of {n}" else ""
-            out[strictest] = Assumed(left, "%==", Index.of(n), kept[strictest].message, said)
+            words_shown = words if words != f"{bare(left)} is a multiple of {n}" else ""
+            out[strictest] = Assumed(left, "%==", Index.of(n), remaining[strictest].message, words_shown)
         return out
 
     def _exact_now(self, a: Index, n: Index) -> bool:
@@ -362,7 +363,7 @@ class ShapeContext(DimFacts):
                 raise ShapeError(self._unmet(fact, a, n), dim=str(fact.value), rule=fact.reason)
             if n.constant is not None and self._narrow_remainders(fact, c):
                 continue
-            division = (a, n) if fact.relation == "%==" else _exact_division(a) if fact.relation == "==" else None
+            division = (a, n) if fact.relation == "%==" else exact_division(a) if fact.relation == "==" else None
             if a.constant is None and division:
                 others.append(division)
         for a, n in others:
@@ -372,13 +373,13 @@ class ShapeContext(DimFacts):
 
     def _narrow_remainders(self, fact: Periodic, c: Condition) -> bool:
         """Learn a condition if it is one on remainders of one size."""
-        own = remainders(replace(c, value=self._rules.rewritten(fact.value))) or remainders(c)
+        condition = remainders(replace(c, value=self._rules.rewritten(fact.value))) or remainders(c)
         try:
             narrowed = self._multiples.narrow(replace(c, value=self._multiples.inside(c.value)))
         except ValueError:
             raise ShapeError(self._unmet(fact, c.value, fact.divisor), dim=str(fact.value), rule=fact.reason) from None
-        if own and (narrowed or c.value.constant is not None):
-            self._asked.setdefault(own[0], []).append((fact, own[1]))
+        if condition and (narrowed or c.value.constant is not None):
+            self._asked.setdefault(condition[0], []).append((fact, condition[1]))
         return narrowed
 
     def _unmet(self, fact: Periodic, a: Index, n: Index) -> str:
@@ -387,10 +388,10 @@ class ShapeContext(DimFacts):
         return f"{is_now} {relation}{self._chain((fact.value,))}"
 
     def _learn(self, d: Index, reason: str) -> None:
-        extremes = _extreme_bounds(d)
+        extremes = extreme_bounds(d)
         symbol = self._rules.add(d, reason)
         if symbol is None:
-            self._equations.append((_primitive(d), reason))
+            self._equations.append((primitive(d), reason))
         self._changed()
         if symbol:
             low, high = self.ranges.pop(symbol, (0, None))
@@ -450,51 +451,3 @@ class ShapeContext(DimFacts):
         symbols = sorted({s for d in expressions for s in (*d.symbols(), *self.canonical(d).symbols())})
         origins = "".join(f"\n  {s} is {self._where[s]}" for s in symbols if s in self._where)
         return f"{question}{origins}{self._chain(expressions) or chr(10) + '  nothing else is known'}"
-
-
-def _primitive(p: Index) -> Index:
-    return Index({m: v // content(p) for m, v in p.terms.items()})
-
-
-def _extreme_bounds(d: Index) -> list[tuple[Index, Index]]:
-    """Return the inequalities that follow from ``d == 0`` if d holds a single min or max: it is at most each
-    argument.
-    """
-    out: list[tuple[Index, Index]] = []
-    for m, v in sorted(d.terms.items(), key=str):
-        a = m[0] if len(m) == 1 else None
-        if abs(v) == 1 and isinstance(a, Atom) and a.kind in ("min", "max"):
-            value = (Index({m: v}) - d) * v
-            out += [(value, x) if a.kind == "min" else (x, value) for x in a.args]
-    return out
-
-
-def _extreme_choice(d: Index) -> list[tuple[Index, Index]]:
-    """Return the inequalities that follow from ``d == 0`` if d is 0 only if a min or max takes one of its arguments."""
-    for m, v in sorted(d.terms.items(), key=str):
-        a = m[0] if len(m) == 1 else None
-        if abs(v) == 1 and isinstance(a, Atom) and a.kind in ("min", "max"):
-            for x in a.args:
-                if (d - Index({m: v}) + x * v) == 0:
-                    others = [y for y in a.args if y != x]
-                    return [(x, y) if a.kind == "min" else (y, x) for y in others]
-    return []
-
-
-def _exact_division(d: Index) -> tuple[Index, Index] | None:
-    """Return ``(y, n)`` if ``d == 0`` means exactly that y is a multiple of n: d is ``+-(y - n * ((y + r) // n))``.
-
-    r is 0, or any number below a constant n: an odd size, halved, rounded up and doubled, is not the same size. y may
-    be a quotient itself: ``(y + r) // n`` is ``x // (m * n)`` if ``y + r`` is ``x // m``.
-    """
-    for a in sorted((a for a in d.atoms() if isinstance(a, Atom) and a.kind == "floordiv"), key=str):
-        for e in (d, -d):
-            x, n = a.args
-            factor = -e.terms.get((a,), 0)
-            if n.constant is not None and factor > 0 and n.constant % factor == 0:
-                x, n = floordiv(x, Index.of(n.constant // factor)), Index.of(factor)
-            y = e + n * Index({(a,): 1})
-            r = (x - y).constant
-            if r is not None and a not in y.atoms() and 0 <= r < max(1, n.constant or 0):
-                return y, n
-    return None

@@ -39,13 +39,13 @@ class DimFacts:
 
     def sizes_of(self, symbols: Collection[str]) -> Dims:
         """Return the range and the divisor of each symbol that has one."""
-        found: dict[str, Sizes] = {}
+        sizes: dict[str, Sizes] = {}
         for s in sorted(symbols):
             (low, high), (step, first) = self.ranges.get(s, (0, None)), self._multiples.lattices.get(s, (1, 0))
             multiple = 1 if first else step
             if low or high is not None or multiple > 1:
-                found[s] = Sizes(low, high, multiple)
-        return found
+                sizes[s] = Sizes(low, high, multiple)
+        return sizes
 
     def invented(self) -> frozenset[str]:
         """Return the symbols made by ``fresh_symbol``."""

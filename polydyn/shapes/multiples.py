@@ -67,9 +67,9 @@ class Multiples:
         return both is not None and bool(both.allowed) and both != known
 
     def _with(self, c: Condition) -> tuple[Remainders | None, Remainders]:
-        found = remainders(c)
-        known = self._inner.get(found[0], Remainders()) if found else Remainders()
-        return found and found[1].both(known), known
+        condition = remainders(c)
+        known = self._inner.get(condition[0], Remainders()) if condition else Remainders()
+        return condition and condition[1].both(known), known
 
     def reduced(self, p: Index) -> Index:
         """Express quotients through those that follow from the remainders of their sizes."""
@@ -78,8 +78,8 @@ class Multiples:
     def _reduce(self, a: Atom) -> Index:
         symbols = a.args[0].symbols()
         known = self._inner.get(next(iter(symbols))) if len(symbols) == 1 and a.kind == "floordiv" else None
-        found = known.reduce(a) if known else None
-        return Index({(a,): 1}) if found is None else found
+        reduced = known.reduce(a) if known else None
+        return Index({(a,): 1}) if reduced is None else reduced
 
     def inside(self, p: Index) -> Index:
         """Rewrite ``L`` as ``8 * %L``."""

@@ -45,12 +45,12 @@ def check_possible(guards: Sequence[GuardLike]) -> None:
         symbols = sorted({s for g in part for s in (*g.left.symbols(), *g.right.symbols())})
         if any(_is_satisfied(part, n) for n in TRIAL_SIZES):
             continue
-        refused = _first_without_sizes(part, tuple(symbols))
-        if refused is not None:
-            others = "".join(f"\n  because: {g.message}" for g in part if g is not refused)
+        violated = _first_without_sizes(part, tuple(symbols))
+        if violated is not None:
+            others = "".join(f"\n  because: {g.message}" for g in part if g is not violated)
             raise ShapeError(
-                f"no size of {', '.join(symbols)} meets what the model needs: {refused.message}{others}",
-                dim=", ".join(symbols), rule=f"{refused.left} {refused.relation} {refused.right}",
+                f"no size of {', '.join(symbols)} meets what the model needs: {violated.message}{others}",
+                dim=", ".join(symbols), rule=f"{violated.left} {violated.relation} {violated.right}",
                 remedy="check the sizes of the model's inputs: every call would be refused",
             )  # fmt: skip
 
@@ -59,13 +59,13 @@ def _partition(guards: Sequence[GuardLike]) -> Iterator[list[GuardLike]]:
     """Partition the guards into lists that share no symbol."""
     parts: list[tuple[frozenset[str], list[GuardLike]]] = []
     for g in guards:
-        own, symbols = [g], g.left.symbols() | g.right.symbols()
+        part, symbols = [g], g.left.symbols() | g.right.symbols()
         touched = [p for p in parts if p[0] & symbols]
         parts = [p for p in parts if not p[0] & symbols]
         for more, others in touched:
-            symbols, own = symbols | more, [*others, *own]
-        parts.append((frozenset(symbols), own))
-    yield from (own for _, own in parts)
+            symbols, part = symbols | more, [*others, *part]
+        parts.append((frozenset(symbols), part))
+    yield from (part for _, part in parts)
 
 
 def _is_satisfied(guards: Sequence[GuardLike], size: int) -> bool:

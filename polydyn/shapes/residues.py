@@ -46,8 +46,8 @@ class Remainders:
         period = lcm(self.period, other.period)
         if period > MAX_PERIOD:
             return None
-        kept = (r for r in range(period) if r % self.period in self.allowed and r % other.period in other.allowed)
-        return Remainders(period, frozenset(kept)).short()
+        remainders = (r for r in range(period) if r % self.period in self.allowed and r % other.period in other.allowed)
+        return Remainders(period, frozenset(remainders)).short()
 
     def short(self) -> Remainders:
         """Return the same set of sizes with its shortest period."""
@@ -141,10 +141,10 @@ def remainders(c: Condition) -> tuple[str, Remainders] | None:
     if len(symbols) != 1:
         return None
     (symbol,) = symbols
-    found = repetition(c.value, symbol)
-    if found is None:
+    periodicity = repetition(c.value, symbol)
+    if periodicity is None:
         return None
-    period, growth = found
+    period, growth = periodicity
     if c.relation == "%==" and c.of:
         period, growth = period * (c.of // gcd(c.of, growth)), 0
     linear, rest = c.value.split(symbol)

@@ -73,7 +73,7 @@ class Rules:
             p = q
         return p
 
-    def add(self, d: Index, why: str) -> str | None:
+    def add(self, d: Index, reason: str) -> str | None:
         """Learn ``d == 0`` (already rewritten). Return the symbol that was replaced, "" for another monomial, None for
         none.
 
@@ -88,17 +88,17 @@ class Rules:
         rest = (Index({lead: sign}) - d) * sign
         head = lead[0]
         if len(lead) > 1 or not isinstance(head, str):
-            self._monomials[lead] = (rest, why)
+            self._monomials[lead] = (rest, reason)
             return ""
         self._symbols = {s: r.subs({head: rest}) for s, r in self._symbols.items()} | {head: rest}
-        self._why[head] = why
+        self._why[head] = reason
         stale = {m: r for m, r in self._monomials.items() if head in (Index({m: 1}) - r[0]).symbols()}
         for m in stale:
             del self._monomials[m]
-        for m, (r, reason) in stale.items():
+        for m, (r, old_reason) in stale.items():
             again = self.apply(Index({m: 1}) - r)
             if again.constant is None:
-                self.add(again, reason)
+                self.add(again, old_reason)
         return head
 
     def _lead(self, d: Index) -> Monomial | None:
@@ -127,7 +127,7 @@ class Rules:
             more = {s for s in self._symbols for x in [{s, *self._symbols[s].symbols()}] if x & seen}
             more |= {x for s in more for x in self._symbols[s].symbols()}
             if more <= seen:
-                return seen, [why for s, why in self._why.items() if s in seen]
+                return seen, [reason for s, reason in self._why.items() if s in seen]
             seen |= more
 
 

@@ -26,7 +26,7 @@ def table() -> Mapping[Any, Callable[..., Any]]:
     Operators that torch's exporter lacks are decomposed in the same run, by torch's rules. Their components are
     translated too.
     """
-    from torch.onnx._internal.exporter import _decomp, _registration  # torch has no public door to what it exports
+    from torch.onnx._internal.exporter import _decomp, _registration  # torch has no public list
 
     for module in pkgutil.iter_modules(__path__):
         importlib.import_module(f"{__name__}.{module.name}")

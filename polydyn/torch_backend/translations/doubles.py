@@ -88,7 +88,7 @@ def full(size: Any, value: Any, *, dtype: Any = None, device: Any = None, **_: A
 
 @translate("full_like")
 def full_like(x: torch.Tensor, value: Any, *, dtype: Any = None, **_: Any) -> Any:
-    """A tensor of one number, of the shape of another."""
+    """Fill a tensor of the shape of another one with one number."""
     if (dtype or x.dtype) != torch.float64 or not isinstance(value, float) or not inexact(value):
         return NotImplemented
     return number(value, x.to(torch.float64)).expand(x.shape).clone()
@@ -96,31 +96,31 @@ def full_like(x: torch.Tensor, value: Any, *, dtype: Any = None, **_: Any) -> An
 
 @translate("scalar_tensor")
 def scalar_tensor(value: Any, *, dtype: Any = None, device: Any = None, **_: Any) -> Any:
-    """A number as a tensor."""
+    """Return a number as a tensor."""
     return full((), value, dtype=dtype, device=device)
 
 
 @translate("hardsigmoid")
 def hardsigmoid(x: torch.Tensor) -> Any:
-    """A line from 0 at -3 to 1 at 3."""
+    """Compute a line from 0 at -3 to 1 at 3."""
     return torch.clamp(x + 3, 0, 6) / 6 if x.dtype == torch.float64 else NotImplemented
 
 
 @translate("deg2rad")
 def deg2rad(x: torch.Tensor) -> Any:
-    """Degrees as radians."""
+    """Convert degrees to radians."""
     return x * (math.pi / 180) if x.dtype == torch.float64 else NotImplemented
 
 
 @translate("rad2deg")
 def rad2deg(x: torch.Tensor) -> Any:
-    """Radians as degrees."""
+    """Convert radians to degrees."""
     return x * (180 / math.pi) if x.dtype == torch.float64 else NotImplemented
 
 
 @translate("addbmm")
 def addbmm(x: torch.Tensor, a: torch.Tensor, b: torch.Tensor, *, beta: Any = 1, alpha: Any = 1) -> Any:
-    """``beta x`` and alpha times the sum of a batch of products."""
+    """Compute ``beta x`` plus alpha times the sum of a batch of products."""
     if x.dtype != torch.float64:
         return NotImplemented
     total = torch.sum(torch.bmm(a, b), 0) * alpha
@@ -136,7 +136,7 @@ def _normalized(x: torch.Tensor, axes: Sequence[int], eps: float) -> torch.Tenso
 def layer_norm(
     x: torch.Tensor, shape: Sequence[Any], weight: Any = None, bias: Any = None, eps: float = 1e-5, *_: Any
 ) -> Any:
-    """The last axes with mean 0 and variance 1."""
+    """Normalize the last axes to mean 0 and variance 1."""
     if x.dtype != torch.float64:
         return NotImplemented
     made = _normalized(x, list(range(-len(shape), 0)), eps)
@@ -146,7 +146,7 @@ def layer_norm(
 
 @translate("group_norm")
 def group_norm(x: torch.Tensor, groups: int, weight: Any = None, bias: Any = None, eps: float = 1e-5, *_: Any) -> Any:
-    """Groups of channels with mean 0 and variance 1."""
+    """Normalize groups of channels to mean 0 and variance 1."""
     if x.dtype != torch.float64:
         return NotImplemented
     parted = x.reshape((x.shape[0], groups, x.shape[1] // groups, *x.shape[2:]))
@@ -161,7 +161,7 @@ def instance_norm(
     x: torch.Tensor, weight: Any, bias: Any, mean: Any, var: Any, use_input_stats: bool, momentum: float, eps: float,
     *_: Any,
 ) -> Any:  # fmt: skip
-    """Every channel of every image with mean 0 and variance 1."""
+    """Normalize every channel of every image to mean 0 and variance 1."""
     if x.dtype != torch.float64 or not use_input_stats or mean is not None:
         return NotImplemented
     return group_norm(x, x.shape[1], weight, bias, eps)
@@ -171,7 +171,7 @@ def instance_norm(
 def batch_norm(
     x: torch.Tensor, weight: Any, bias: Any, mean: torch.Tensor, var: torch.Tensor, momentum: float, eps: float
 ) -> Any:
-    """Every channel by the statistics of training, and two empty buffers."""
+    """Normalize every channel by the statistics of training. Return two empty buffers as well."""
     if x.dtype != torch.float64:
         return NotImplemented
     channels = (-1, *(1,) * (x.dim() - 2))
@@ -185,9 +185,9 @@ Rules = Mapping[Any, Callable[..., Any]]
 
 
 def decompositions(exported: Iterable[Any], rules: Rules) -> dict[Any, Callable[..., Any]]:
-    """torch's rules of operators with numbers that the exporter has, applied to float64 tensors only.
+    """Return torch's rules for exported operators with numbers, applied only to float64 tensors.
 
-    Batch norms that change their statistics are left: torch's rule takes means that cannot be exported.
+    Batch norms that update their statistics are left out: torch's rule computes means that cannot be exported.
     """
     chosen = [op for op in exported if op in rules and _has_number(op) and "batch_norm_legit" not in str(op)]
     return {op: _of_doubles(rules[op]) for op in chosen}

@@ -1,4 +1,4 @@
-"""Functions of one number, and activations, to the precision of the type over the whole range."""
+"""Functions of one number, and activations, accurate to the dtype's precision over the whole range."""
 
 from __future__ import annotations
 
@@ -11,43 +11,43 @@ from polydyn.torch_backend.translations.common import FLOAT, elementwise, number
 
 
 def expm1_of(x: torch.Tensor) -> torch.Tensor:
-    """``exp(x) - 1``, digits kept near zero."""
+    """Return ``exp(x) - 1`` without loss of digits near zero."""
     return onnx("polydyn::Expm1", x)
 
 
 def log1p_of(x: torch.Tensor) -> torch.Tensor:
-    """``log(1 + x)``, digits kept near zero."""
+    """Return ``log(1 + x)`` without loss of digits near zero."""
     return onnx("polydyn::Log1p", x)
 
 
 @translate("expm1", "special_expm1")
 @elementwise(FLOAT)
 def expm1(x: torch.Tensor) -> torch.Tensor:
-    """``exp(x) - 1``."""
+    """Compute ``exp(x) - 1``."""
     return expm1_of(x)
 
 
 @translate("log1p", "special_log1p")
 @elementwise(FLOAT)
 def log1p(x: torch.Tensor) -> torch.Tensor:
-    """``log(1 + x)``."""
+    """Compute ``log(1 + x)``."""
     return log1p_of(x)
 
 
 @translate("erfc", "special_erfc")
 @elementwise(FLOAT)
 def erfc(x: torch.Tensor) -> torch.Tensor:
-    """The complement of the error function."""
+    """Compute the complement of the error function."""
     return onnx("polydyn::Erfc", x)
 
 
 @translate("special_erfcx")
 @elementwise(FLOAT)
 def erfcx(x: torch.Tensor) -> torch.Tensor:
-    """``exp(x^2) erfc(x)``: in float64 below 25, beyond by the asymptotic series."""
+    """Compute ``exp(x^2) erfc(x)``: in float64 below 25, by the asymptotic series above."""
     wide = x.to(torch.float64)
     below = torch.clamp(wide, max=25.0)
-    # x^2 as the square of its first bits, which is exact, and the rest
+    # x^2 as the square of its leading bits, which is exact, plus the rest
     first = below.to(torch.float32).to(torch.float64)
     near = torch.exp(first * first) * (1 + onnx("polydyn::Expm1", (below - first) * (below + first)))
     near = near * onnx("polydyn::Erfc", below)
@@ -59,7 +59,7 @@ def erfcx(x: torch.Tensor) -> torch.Tensor:
 @translate("elu")
 @elementwise()
 def elu(x: torch.Tensor, *, alpha: Any = 1, scale: Any = 1, input_scale: Any = 1) -> torch.Tensor:
-    """``scale * (x, or alpha (exp(input_scale x) - 1) where x is not positive)``."""
+    """Compute ``scale * x`` for positive x, else ``scale * alpha (exp(input_scale x) - 1)``."""
     return torch.where(x > 0, x * scale, expm1_of(x * input_scale) * (alpha * scale))
 
 
@@ -73,13 +73,13 @@ translate("elu")(_elu)
 
 @translate("celu")
 def celu(x: torch.Tensor, alpha: Any = 1.0) -> torch.Tensor:
-    """The elu that is smooth at zero for every alpha."""
+    """Compute the elu that is smooth at zero for every alpha."""
     return _elu(x, alpha, 1, 1.0 / alpha)
 
 
 @translate("selu")
 def selu(x: torch.Tensor) -> torch.Tensor:
-    """The elu with the scales of self-normalizing networks."""
+    """Compute the elu with the scales of self-normalizing networks."""
     return _elu(x, 1.6732632423543772848170429916717, 1.0507009873554804934193349852946)
 
 
@@ -89,7 +89,7 @@ def _softplus(x: torch.Tensor) -> torch.Tensor:
 
 @translate("softplus")
 def softplus(x: torch.Tensor, beta: Any = 1, threshold: Any = 20) -> torch.Tensor:
-    """``log(1 + exp(beta x)) / beta``; x where ``beta x`` is above the threshold."""
+    """Compute ``log(1 + exp(beta x)) / beta``, or x if ``beta x`` is above the threshold."""
 
     @elementwise()
     def computed(x: torch.Tensor) -> torch.Tensor:
@@ -103,7 +103,7 @@ def softplus(x: torch.Tensor, beta: Any = 1, threshold: Any = 20) -> torch.Tenso
 @translate("mish")
 @elementwise()
 def mish(x: torch.Tensor) -> torch.Tensor:
-    """``x tanh(log(1 + exp(x)))``."""
+    """Compute ``x tanh(log(1 + exp(x)))``."""
     return x * torch.tanh(_softplus(x))
 
 
@@ -114,21 +114,21 @@ def _log_sigmoid(x: torch.Tensor) -> torch.Tensor:
 
 @translate("log_sigmoid")
 def log_sigmoid(x: torch.Tensor) -> torch.Tensor:
-    """``-log(1 + exp(-x))``."""
+    """Compute ``-log(1 + exp(-x))``."""
     result: torch.Tensor = _log_sigmoid(x)
     return result
 
 
 @translate("log_sigmoid_forward")
 def log_sigmoid_forward(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """The same, and an empty buffer."""
+    """Compute ``log_sigmoid``. Return an empty buffer as well."""
     return _log_sigmoid(x), x.new_zeros((0,))
 
 
 @translate("logaddexp")
 @elementwise(FLOAT)
 def logaddexp(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    """``log(exp(a) + exp(b))``."""
+    """Compute ``log(exp(a) + exp(b))``."""
     sum_ = torch.maximum(a, b) + log1p_of(torch.exp(-torch.abs(a - b)))
     return torch.where((a == b) & (torch.abs(a) == number(math.inf, a)), a, sum_)
 
@@ -136,20 +136,20 @@ def logaddexp(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
 @translate("logaddexp2")
 @elementwise(FLOAT)
 def logaddexp2(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    """``log2(2^a + 2^b)``."""
+    """Compute ``log2(2^a + 2^b)``."""
     tail = log1p_of(torch.exp(torch.abs(a - b) * -math.log(2))) * (1 / math.log(2))
     return torch.where((a == b) & (torch.abs(a) == number(math.inf, a)), a, torch.maximum(a, b) + tail)
 
 
 @translate("relu")
 def relu(x: torch.Tensor) -> Any:
-    """x, or 0 below zero; the sign of zero is kept. Integers are exported as they are."""
+    """Compute x, or 0 below zero, and keep the sign of zero. Integers are exported unchanged."""
     return torch.where(x < 0, number(0, x), x) if x.dtype.is_floating_point else NotImplemented
 
 
 @translate("clamp")
 def clamp(x: torch.Tensor, low: Any = None, high: Any = None) -> Any:
-    """x within two numbers; signs of zeros are kept. Integers are exported as they are."""
+    """Clamp x between two numbers and keep the signs of zeros. Integers are exported unchanged."""
     if not x.dtype.is_floating_point:
         return NotImplemented
     made = x.clone() if low is None else torch.where(x < low, number(low, x), x)

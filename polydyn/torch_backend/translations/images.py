@@ -12,7 +12,7 @@ from polydyn.torch_backend.translations.common import computed_type, translate
 
 
 def _positions(size: Any, output: Any, align_corners: bool, scale: float | None, like: torch.Tensor) -> torch.Tensor:
-    """Where the elements of the output are between those of an axis, 0 at least."""
+    """Return the source positions of the output's elements along an axis, at least 0."""
     at = torch.arange(output, device=like.device).to(like.dtype)
     if align_corners:
         return at * ((size - 1) / torch.sym_max(output - 1, 1))
@@ -21,7 +21,9 @@ def _positions(size: Any, output: Any, align_corners: bool, scale: float | None,
 
 
 def _between(x: torch.Tensor, axis: int, at: torch.Tensor) -> torch.Tensor:
-    """The weighted sum of two neighbours, which an infinity passes, unlike a sum with their difference."""
+    """Return the weighted sum of two neighbours. An infinite neighbour stays infinite, unlike in a sum with a
+    difference.
+    """
     first = at.to(torch.int64)
     second = torch.clamp(first + 1, max=x.shape[axis] - 1)
     part = torch.clamp(at - first.to(at.dtype), 0, 1).reshape([-1 if k == axis else 1 for k in range(x.dim())])
@@ -33,7 +35,7 @@ def _between(x: torch.Tensor, axis: int, at: torch.Tensor) -> torch.Tensor:
 def interpolate(
     x: torch.Tensor, output_size: Sequence[Any] | None, align_corners: bool, scale_factors: Sequence[float] | None
 ) -> torch.Tensor:
-    """Linear interpolation along the axes after the second; halves in float32, integers rounded."""
+    """Interpolate linearly along the axes after the second: 16-bit floats in float32, integers rounded."""
     rank = x.dim() - 2
     scales: Sequence[float | None] = [None] * rank if scale_factors is None else scale_factors
     sizes = output_size or [torch.sym_int(x.shape[k + 2] * s) for k, s in enumerate(scale_factors or ())]
@@ -48,7 +50,7 @@ def avg_pool2d(
     x: torch.Tensor, kernel_size: Sequence[int], stride: Sequence[int] = (), padding: Sequence[int] = (0, 0),
     ceil_mode: bool = False, count_include_pad: bool = True, divisor_override: int | None = None,
 ) -> Any:  # fmt: skip
-    """Means of windows, or sums over a divisor of the user's, which torch's exporter drops."""
+    """Compute means of windows, or sums divided by the user's divisor, which torch's exporter drops."""
     if divisor_override is None:
         return NotImplemented
     high, wide = kernel_size[0], kernel_size[-1]
@@ -59,7 +61,7 @@ def avg_pool2d(
 
 
 def _taps(size: Any, kernel: int, dilation: int, padding: int, stride: int, like: torch.Tensor) -> torch.Tensor:
-    """The elements of an axis under each element of the kernel, for each place of the kernel."""
+    """Return the positions under each element of the kernel, for each position of the kernel along an axis."""
     places = (size + 2 * padding - dilation * (kernel - 1) - 1) // stride + 1
     inside = torch.arange(kernel, device=like.device) * dilation
     return inside[:, None] + torch.arange(places, device=like.device) * stride
@@ -69,7 +71,7 @@ def _taps(size: Any, kernel: int, dilation: int, padding: int, stride: int, like
 def im2col(
     x: torch.Tensor, kernel_size: Sequence[int], dilation: Sequence[int], padding: Sequence[int], stride: Sequence[int]
 ) -> torch.Tensor:
-    """The patches of an image as columns; all sizes are written out, since one of the others may be 0."""
+    """Compute the patches of an image as columns. All sizes are explicit, because one of the others may be 0."""
     if x.dim() == 3:
         return im2col(x.unsqueeze(0), kernel_size, dilation, padding, stride).squeeze(0)
     geometry = list(zip(x.shape[2:], kernel_size, dilation, padding, stride, strict=True))

@@ -1,4 +1,4 @@
-"""Reductions, running reductions, and orders."""
+"""Reductions, running reductions, and sorting."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from polydyn.torch_backend.translations.common import axis_of, computed_type, el
 
 
 def _summed(dtype: torch.dtype | None, x: torch.Tensor) -> torch.dtype:
-    """The type of a sum or product."""
+    """Return the dtype of a sum or product."""
     return dtype or (x.dtype if x.dtype.is_floating_point else torch.int64)
 
 
 def _holds(x: torch.Tensor, dims: Sequence[int] | None, keepdim: bool) -> torch.Tensor:
-    """How many elements are not zero, over some axes; all axes if there are none."""
+    """Count the nonzero elements over some axes, or over all axes if none are given."""
     axes = list(range(x.dim())) if dims is None else list(dims)
     one = (x != 0).to(torch.int32)
     return torch.sum(one, axes, keepdim, dtype=torch.int32) if axes else one
@@ -29,21 +29,21 @@ def _boolean(found: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
 
 @translate("any", "any.dim", "any.dims")
 def any_of(x: torch.Tensor, dim: Any = None, keepdim: bool = False) -> torch.Tensor:
-    """Whether an element is not zero; False of none."""
+    """Compute whether any element is nonzero; False for no elements."""
     dims = None if dim is None else [dim] if isinstance(dim, int) else list(dim)
     return _boolean(_holds(x, dims, keepdim) > 0, x)
 
 
 @translate("all", "all.dim", "all.dims")
 def all_of(x: torch.Tensor, dim: Any = None, keepdim: bool = False) -> torch.Tensor:
-    """Whether no element is zero; True of none."""
+    """Compute whether all elements are nonzero; True for no elements."""
     dims = None if dim is None else [dim] if isinstance(dim, int) else list(dim)
     return _boolean(_holds(x == 0, dims, keepdim) == 0, x)
 
 
 @translate("sum", "sum.dim_IntList")
 def sum_of(x: torch.Tensor, dim: Any = None, keepdim: bool = False, *, dtype: torch.dtype | None = None) -> Any:
-    """The sum along some axes; of halves in float32, and a half again. All other types are exported as they are."""
+    """Sum 16-bit floats along axes in float32 and round the result to 16 bits. Other dtypes are exported unchanged."""
     result = _summed(dtype, x)
     wide = computed_type(x.to(result))
     if wide == result:
@@ -53,13 +53,13 @@ def sum_of(x: torch.Tensor, dim: Any = None, keepdim: bool = False, *, dtype: to
 
 @translate("prod")
 def prod(x: torch.Tensor, *, dtype: torch.dtype | None = None) -> torch.Tensor:
-    """The product of all elements."""
+    """Compute the product of all elements."""
     return prod_dim(x.reshape((-1,)), 0, False, dtype=dtype)
 
 
 @translate("prod.dim_int")
 def prod_dim(x: torch.Tensor, dim: int, keepdim: bool = False, *, dtype: torch.dtype | None = None) -> torch.Tensor:
-    """The product along an axis; halves in float32."""
+    """Compute the product along an axis; 16-bit floats in float32."""
     result = _summed(dtype, x)
     x = x.to(result)
     if not x.dim():
@@ -76,7 +76,7 @@ def prod_dim(x: torch.Tensor, dim: int, keepdim: bool = False, *, dtype: torch.d
 def vector_norm(
     x: torch.Tensor, order: Any = 2, dim: Any = None, keepdim: bool = False, *, dtype: torch.dtype | None = None
 ) -> torch.Tensor:
-    """The norm of all elements along some axes; halves in float32."""
+    """Compute the norm of the elements along some axes; 16-bit floats in float32."""
     result = dtype or x.dtype
     size = torch.abs(x.to(result).to(computed_type(x.to(result))))
     dims = list(range(x.dim())) if dim is None else [dim] if isinstance(dim, int) else list(dim)
@@ -94,7 +94,7 @@ def vector_norm(
 
 @translate("mse_loss")
 def mse_loss(x: torch.Tensor, target: torch.Tensor, reduction: int = 1) -> torch.Tensor:
-    """The squared differences (0), their mean (1) or their sum (2)."""
+    """Compute the squared differences (0), their mean (1) or their sum (2)."""
 
     @elementwise()
     def loss(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
@@ -111,20 +111,20 @@ def _running(name: str, x: torch.Tensor, dim: int) -> torch.Tensor:
 
 @translate("cumsum")
 def cumsum(x: torch.Tensor, dim: int, *, dtype: torch.dtype | None = None) -> torch.Tensor:
-    """Sums up to each element; halves in float32."""
+    """Compute the sums up to each element; 16-bit floats in float32."""
     result = _summed(dtype, x)
     x = x.to(result)
     if not x.dim():
         return x.clone()
     wide = x.to(computed_type(x))
     if wide.dtype.is_floating_point:
-        wide = wide + number(0, wide)  # eager's sums begin at 0, so that no sum is -0
+        wide = wide + number(0, wide)  # eager's sums begin at 0, so no sum is -0
     return _running("CumSum", wide, dim).to(result)
 
 
 @translate("cumprod")
 def cumprod(x: torch.Tensor, dim: int, *, dtype: torch.dtype | None = None) -> torch.Tensor:
-    """Products up to each element; halves in float32."""
+    """Compute the products up to each element; 16-bit floats in float32."""
     result = _summed(dtype, x)
     x = x.to(result)
     return _running("CumProd", x.to(computed_type(x)), dim).to(result) if x.dim() else x.clone()
@@ -132,12 +132,12 @@ def cumprod(x: torch.Tensor, dim: int, *, dtype: torch.dtype | None = None) -> t
 
 @translate("logcumsumexp")
 def logcumsumexp(x: torch.Tensor, dim: int) -> torch.Tensor:
-    """``log(sum(exp(x)))`` up to each element."""
+    """Compute ``log(sum(exp(x)))`` up to each element."""
     return _running("polydyn::CumLogSumExp", x, dim) if x.dim() else x.clone()
 
 
 def _extreme(name: str, x: torch.Tensor, dim: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """The extremes up to each element, and the last positions that hold them."""
+    """Compute the extremes up to each element, and the last positions that hold them."""
     if not x.dim():
         return x.clone(), torch.zeros_like(x, dtype=torch.int64)
     values = _running(name, x.to(torch.int32) if x.dtype == torch.bool else x, dim).to(x.dtype)
@@ -149,13 +149,13 @@ def _extreme(name: str, x: torch.Tensor, dim: int) -> tuple[torch.Tensor, torch.
 
 @translate("cummax")
 def cummax(x: torch.Tensor, dim: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """The greatest element so far, and its last position."""
+    """Compute the maximum up to each element, and its last position."""
     return _extreme("polydyn::CumMax", x, dim)
 
 
 @translate("cummin")
 def cummin(x: torch.Tensor, dim: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """The smallest element so far, and its last position."""
+    """Compute the minimum up to each element, and its last position."""
     return _extreme("polydyn::CumMin", x, dim)
 
 
@@ -163,7 +163,7 @@ def cummin(x: torch.Tensor, dim: int) -> tuple[torch.Tensor, torch.Tensor]:
 def sort_stable(
     x: torch.Tensor, *, stable: bool | None = None, dim: int = -1, descending: bool = False
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """All elements in order; equal ones in the order that they had."""
+    """Sort all elements. Equal elements keep their order."""
     if not x.dim():
         return x.clone(), torch.zeros_like(x, dtype=torch.int64)
     values, places = torch.topk(x, x.shape[dim], dim, descending, True)
@@ -172,13 +172,13 @@ def sort_stable(
 
 @translate("argsort.stable")
 def argsort_stable(x: torch.Tensor, *, stable: bool, dim: int = -1, descending: bool = False) -> torch.Tensor:
-    """The positions of all elements in order."""
+    """Compute the positions of all elements in sorted order."""
     return sort_stable(x, dim=dim, descending=descending)[1]
 
 
 @translate("kthvalue")
 def kthvalue(x: torch.Tensor, k: int, dim: int = -1, keepdim: bool = False) -> tuple[torch.Tensor, torch.Tensor]:
-    """The k-th smallest element along an axis, and its position."""
+    """Compute the k-th smallest element along an axis, and its position."""
     if not x.dim():
         return x.clone(), torch.zeros_like(x, dtype=torch.int64)
     values, places = torch.topk(x, k, dim, False, True)
@@ -188,7 +188,7 @@ def kthvalue(x: torch.Tensor, k: int, dim: int = -1, keepdim: bool = False) -> t
 
 @translate("median.dim")
 def median_dim(x: torch.Tensor, dim: int, keepdim: bool = False) -> tuple[torch.Tensor, torch.Tensor]:
-    """The lower median along an axis, and its position; NaN where there is one."""
+    """Compute the lower median along an axis, and its position; NaN if an element is NaN."""
     if not x.dim():
         return x.clone(), torch.zeros_like(x, dtype=torch.int64)
     values, places = kthvalue(x, (x.shape[dim] + 1) // 2, dim, True)
@@ -201,5 +201,5 @@ def median_dim(x: torch.Tensor, dim: int, keepdim: bool = False) -> tuple[torch.
 
 @translate("median")
 def median(x: torch.Tensor) -> torch.Tensor:
-    """The lower median of all elements."""
+    """Compute the lower median of all elements."""
     return median_dim(x.reshape((-1,)), 0)[0]

@@ -1,4 +1,4 @@
-"""Joining, parting and indexing tensors; attention."""
+"""Joining, splitting and indexing tensors; attention."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from polydyn.torch_backend.translations.common import number, onnx, translate
 
 @translate("unbind.int")
 def unbind(x: torch.Tensor, dim: int = 0) -> list[torch.Tensor]:
-    """The slices along an axis."""
+    """Return the slices along an axis."""
     return [torch.select(x, dim, k) for k in range(x.shape[dim])]
 
 
 @translate("hstack")
 def hstack(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
-    """Joined along the second axis, vectors along the first."""
+    """Join along the second axis, vectors along the first."""
     parts = [t.reshape((1,)) if not t.dim() else t for t in tensors]
     return torch.cat(parts, 0 if parts[0].dim() == 1 else 1)
 
@@ -30,26 +30,26 @@ def _rows(t: torch.Tensor) -> torch.Tensor:
 
 @translate("vstack", "row_stack")
 def vstack(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
-    """Joined along the first axis, vectors as rows."""
+    """Join along the first axis, vectors as rows."""
     return torch.cat([_rows(t) for t in tensors], 0)
 
 
 @translate("dstack")
 def dstack(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
-    """Joined along the third axis."""
+    """Join along the third axis."""
     parts = [_rows(t) for t in tensors]
     return torch.cat([t.unsqueeze(2) if t.dim() == 2 else t for t in parts], 2)
 
 
 @translate("column_stack")
 def column_stack(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
-    """Joined along the second axis, vectors as columns."""
+    """Join along the second axis, vectors as columns."""
     return torch.cat([t.reshape((-1, 1)) if t.dim() <= 1 else t for t in tensors], 1)
 
 
 @translate("diagonal", "diagonal_copy")
 def diagonal(x: torch.Tensor, offset: int = 0, dim1: int = 0, dim2: int = 1) -> torch.Tensor:
-    """The diagonals of two axes, as the last axis."""
+    """Return the diagonals of two axes as the last axis."""
     rows, columns = x.shape[dim1], x.shape[dim2]
     rows, columns = rows + min(offset, 0), columns - max(offset, 0)
     count = torch.sym_max(torch.sym_min(rows, columns), 0)
@@ -66,13 +66,13 @@ def embedding(
     weight: torch.Tensor, indices: torch.Tensor, padding_idx: int = -1, scale_grad_by_freq: bool = False,
     sparse: bool = False,
 ) -> torch.Tensor:  # fmt: skip
-    """The rows of a table."""
+    """Return the rows of a table."""
     return onnx("polydyn::Gather", weight, indices, shape=(*indices.shape, *weight.shape[1:]), axis=0)
 
 
 @translate("index_select")
 def index_select(x: torch.Tensor, dim: int, index: torch.Tensor) -> torch.Tensor:
-    """The slices of an axis at a vector of indices."""
+    """Return the slices of an axis at a vector of indices."""
     if not x.dim():
         return x.clone()
     axis, flat = dim % x.dim(), index.reshape((-1,))
@@ -82,7 +82,7 @@ def index_select(x: torch.Tensor, dim: int, index: torch.Tensor) -> torch.Tensor
 
 @translate("gather")
 def gather(x: torch.Tensor, dim: int, index: torch.Tensor, *, sparse_grad: bool = False) -> torch.Tensor:
-    """The elements of an axis at indices, one for each element of the result."""
+    """Return the elements of an axis at indices, one for each element of the result."""
     if not x.dim() or not index.dim():
         return gather(x.reshape((-1,)), 0, index.reshape((-1,))).reshape(index.shape)
     return onnx("polydyn::GatherElements", x, index, shape=index.shape, axis=dim % x.dim())
@@ -92,7 +92,7 @@ def gather(x: torch.Tensor, dim: int, index: torch.Tensor, *, sparse_grad: bool 
 
 
 def _seen(mask: torch.Tensor) -> torch.Tensor:
-    """The rows of a mask that let a key through, one element each."""
+    """Return the rows of a mask in which some key is visible, one element each."""
     open_ = mask if mask.dtype == torch.bool else mask != float("-inf")
     return torch.sum(open_.to(torch.int32), -1, True, dtype=torch.int32) > 0
 
@@ -102,7 +102,7 @@ def attention(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, attn_mask: Any = None, dropout_p: float = 0.0,
     is_causal: bool = False, *, scale: float | None = None, enable_gqa: bool = False,
 ) -> torch.Tensor:  # fmt: skip
-    """Attention; a row whose keys are all hidden is 0."""
+    """Compute attention. A row whose keys are all hidden is 0."""
     if enable_gqa and key.shape[-3] != query.shape[-3]:
         key, value = (_repeated(t, query.shape[-3] // t.shape[-3]) for t in (key, value))
     root = math.sqrt(scale) if scale is not None else query.shape[-1] ** -0.25
@@ -119,16 +119,16 @@ def attention(
     result = torch.softmax(scores + bias, -1) @ value
     if is_causal:
         return result
-    return torch.where(_seen(attn_mask), result, torch.sum(value * 0, -2, True))  # NaN where a value is not finite
+    return torch.where(_seen(attn_mask), result, torch.sum(value * 0, -2, True))  # NaN if a value is not finite
 
 
 def lowest(x: torch.Tensor) -> float:
-    """The lowest number of a tensor's type."""
+    """Return the lowest number of a tensor's dtype."""
     return float(torch.finfo(x.dtype).min)
 
 
 def _repeated(x: torch.Tensor, times: Any) -> torch.Tensor:
-    """Every head several times, one after the other."""
+    """Repeat every head several times, each copy after the other."""
     *front, heads, rows, columns = x.shape
     spread = x.unsqueeze(-3).expand((*front, heads, times, rows, columns))
     return spread.reshape((*front, heads * times, rows, columns))
