@@ -80,7 +80,8 @@ def _span(a: Array) -> tuple[int, int]:
 
 def _shares(a: Array, b: Array) -> bool:
     try:
-        return bool(np.shares_memory(a, b, max_work=MAX_OVERLAP_CHECKS))  # type: ignore[arg-type]  # the stub knows 0 and -1 only
+        limit: Any = MAX_OVERLAP_CHECKS  # some stubs allow 0 and -1 only
+        return bool(np.shares_memory(a, b, max_work=limit))
     except np.exceptions.TooHardError:
         return True
 

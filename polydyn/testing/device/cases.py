@@ -196,8 +196,8 @@ def cp_async_cases() -> list[Case]:
     cases = []
     for name, v in itertools.product(("cp_async", "cp_async_if"), (16, 8, 4)):
         src = RNG(v).integers(1, 256, (2, 64, v)).astype(np.uint8)
-        sizes = (np.arange(128) % (v + 1)).astype(np.int32)
-        sizes = sizes if name == "cp_async" else np.where(sizes > 0, v, 0).astype(np.int32)
+        counts = np.arange(128) % (v + 1)
+        sizes = (counts if name == "cp_async" else np.where(counts > 0, v, 0)).astype(np.int32)
         kept = np.where(np.arange(v) < sizes.reshape(2, 64, 1), src, 0).astype(np.uint8)[:, ::-1]
         args = (src, sizes, np.zeros((2, 64, v // 4), np.uint32))
         want = np.ascontiguousarray(kept).view(np.uint32)

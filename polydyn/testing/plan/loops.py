@@ -78,7 +78,7 @@ class Loops:
         place, tasks, unit = self.memory.places[self.buffers[array]], self.trace.tasks, self.memory.unit
         found = self.trace.all_of(kind, array)
         found = found[(found >= 0) & (found < place.bytes * tasks)]
-        return np.unique((place.address + found // tasks) // unit * tasks + found % tasks)
+        return np.asarray(np.unique((place.address + found // tasks) // unit * tasks + found % tasks))
 
     def _tasks(self) -> None:
         """Add a fault if two tasks access one cell and one of them writes it."""
