@@ -25,8 +25,8 @@ def with_readers(node: OnnxNode, moved: Sequence[OnnxNode], outputs: Sequence[st
 def _extended(node: OnnxNode, role: str, moved: Sequence[OnnxNode], outputs: Sequence[str]) -> ImportedGraph:
     """Return a branch followed by ``moved``. Tensors of the branch get names that ``moved`` cannot have."""
     branch = node.attribute(role)
-    made = {o for n in branch.nodes for o in n.outputs if o} | branch.constants.keys()
-    branch = renamed(branch, {x: f"{node.name}/{role}/{x}" for x in made})
+    inner_names = {o for n in branch.nodes for o in n.outputs if o} | branch.constants.keys()
+    branch = renamed(branch, {x: f"{node.name}/{role}/{x}" for x in inner_names})
     results = {o: x for o, x in zip(node.outputs, branch.outputs, strict=True) if o}
     last = renamed(ImportedGraph("", (), tuple(outputs), tuple(moved), {}), results)
     return replace(branch, nodes=(*branch.nodes, *last.nodes), outputs=last.outputs)
@@ -34,11 +34,11 @@ def _extended(node: OnnxNode, role: str, moved: Sequence[OnnxNode], outputs: Seq
 
 def readers_of(nodes: Sequence[OnnxNode], node: OnnxNode, tensors: Collection[str], depth: int) -> list[OnnxNode]:
     """Return the nodes that read ``tensors``, up to ``depth`` in a row, and those between ``node`` and these."""
-    found = set[str](tensors)
+    tensors_read = set[str](tensors)
     chosen = set[str]()
     for _ in range(depth):
-        chosen |= {n.name for n in nodes if not found.isdisjoint(reads(n))}
-        found |= {o for n in nodes if n.name in chosen for o in n.outputs if o}
+        chosen |= {n.name for n in nodes if not tensors_read.isdisjoint(reads(n))}
+        tensors_read |= {o for n in nodes if n.name in chosen for o in n.outputs if o}
     after, before = _reached(nodes, node), set[str]()
     for n in reversed(nodes):
         if n.name in chosen or not before.isdisjoint(n.outputs):
@@ -68,8 +68,8 @@ def with_moved(
     names = {node.name, *(n.name for n in moved)}
     others = [n for n in nodes if n.name not in names]
     read = {x for n in others for x in reads(n)} | set(results)
-    made = [o for n in (node, *moved) for o in n.outputs if o in read]
-    new = with_readers(node, moved, list(dict.fromkeys(made)))
+    results_read = [o for n in (node, *moved) for o in n.outputs if o in read]
+    new = with_readers(node, moved, list(dict.fromkeys(results_read)))
     after = _reached(nodes, node)
     first, last = ([n for n in others if (n.name in after) == late] for late in (False, True))
     return [*first, new, *last], new

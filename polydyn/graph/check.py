@@ -57,20 +57,20 @@ def check_names(graph: onnx.GraphProto, *, outputs: bool) -> None:
     """
     check_text(graph.name, "the graph")
     groups: dict[str, Iterable[Any]] = {"input": graph.input, "initializer": graph.initializer}
-    for what, values in (groups | {"output": graph.output} if outputs else groups).items():
+    for kind, values in (groups | {"output": graph.output} if outputs else groups).items():
         seen: set[str] = set()
         for v in values:
-            check_text(v.name, f"an {what}")
+            check_text(v.name, f"an {kind}")
             if not v.name or v.name in seen:
-                why = f"the {what} {v.name} is there twice" if v.name else f"an {what} has no name"
+                why = f"the {kind} {v.name} is there twice" if v.name else f"an {kind} has no name"
                 raise ModelError(why, tensor=v.name or None, rule="every tensor has one name", remedy=_CHECKER)
             seen.add(v.name)
 
 
-def check_text(name: object, what: str) -> None:
+def check_text(name: object, subject: str) -> None:
     """Raise ModelError for a name that is not text. Protobuf returns bytes for invalid UTF-8."""
     if not isinstance(name, str):
-        raise ModelError(f"the name of {what} is no text: {name!r}", remedy="the file is damaged; export it again")
+        raise ModelError(f"the name of {subject} is no text: {name!r}", remedy="the file is damaged; export it again")
 
 
 def check_node(node: OnnxNode) -> None:
@@ -78,12 +78,12 @@ def check_node(node: OnnxNode) -> None:
     schema = _schema(node.op, node.opset)
     if schema is None:
         return
-    for what, names, (low, high) in (
+    for kind, names, (low, high) in (
         ("inputs", node.inputs, schema.input_counts), ("outputs", node.outputs, schema.output_counts)
     ):  # fmt: skip
         if not low <= len(names) <= high:
-            wanted = str(low) if low == high else f"at least {low}" if high > 1 << 20 else f"{low} to {high}"
-            raise _wrong(node, f"it has {len(names)} {what}, {node.op} has {wanted}")
+            expected = str(low) if low == high else f"at least {low}" if high > 1 << 20 else f"{low} to {high}"
+            raise _wrong(node, f"it has {len(names)} {kind}, {node.op} has {expected}")
     for i, name in enumerate(node.inputs):
         formal = schema.inputs[min(i, len(schema.inputs) - 1)]
         if not name and formal.required:
@@ -155,7 +155,7 @@ def _schema(op: str, opset: int) -> _Schema | None:
     """Return the onnx schema of an operator, or None if there is none."""
     try:
         domain, _, name = op.rpartition("::")
-        found = onnx.defs.get_schema(name, opset, domain)
+        schema = onnx.defs.get_schema(name, opset, domain)
     except onnx.defs.SchemaError:
         return None
     single = onnx.defs.OpSchema.FormalParameterOption.Optional
@@ -166,14 +166,14 @@ def _schema(op: str, opset: int) -> _Schema | None:
             "" if f.type_str.startswith(("tensor(", "seq(", "optional(")) or not f.is_homogeneous else f.type_str,
             frozenset(map(_kind_of_type, f.types)),
         )
-        for f in found.inputs
+        for f in schema.inputs
     )
     return _Schema(
         inputs,
-        (found.min_input, found.max_input),
-        (found.min_output, found.max_output),
-        {name: _TYPES[a.type] for name, a in found.attributes.items() if a.type in _TYPES},
-        tuple(name for name, a in found.attributes.items() if a.required),
+        (schema.min_input, schema.max_input),
+        (schema.min_output, schema.max_output),
+        {name: _TYPES[a.type] for name, a in schema.attributes.items() if a.type in _TYPES},
+        tuple(name for name, a in schema.attributes.items() if a.required),
     )
 
 

@@ -83,9 +83,9 @@ def _reshaped(graph: Graph) -> dict[str, str]:
     """Map outputs without other readers to the step's tensor whose elements they hold in order; each tensor occurs
     once.
     """
-    made = {x for s in graph.steps for x in s.outputs} - set(graph.outputs)
+    step_tensors = {x for s in graph.steps for x in s.outputs} - set(graph.outputs)
     read = {x for n in graph.nodes for x in n.inputs} | {x for s in graph.steps for x in s.inputs}
-    found: dict[str, str] = {}
+    sources_of_outputs: dict[str, str] = {}
     for n in graph.nodes:
         if n.output not in graph.outputs or n.output in read or not isinstance(n, Compute) or not n.is_view:
             continue
@@ -94,9 +94,10 @@ def _reshaped(graph: Graph) -> dict[str, str]:
         here = {dim_name(k): ZERO for k, d in enumerate(target.shape) if d == 1}
         at = _place(target.shape, [Index.of(dim_name(k)) for k in range(len(target.shape))]).subs(here)
         whole = product(source.shape) == product(target.shape) and source.dtype == target.dtype
-        if whole and at == _place(source.shape, n.body.index).subs(here) and source.name in made - {*found.values()}:
-            found[n.output] = source.name
-    return found
+        unused = step_tensors - {*sources_of_outputs.values()}
+        if whole and at == _place(source.shape, n.body.index).subs(here) and source.name in unused:
+            sources_of_outputs[n.output] = source.name
+    return sources_of_outputs
 
 
 def _place(shape: Sequence[Dim], at: Sequence[Index]) -> Index:
@@ -152,11 +153,11 @@ class _Levels:
 def _homes(graph: Graph, levels: _Levels) -> dict[str, int]:
     """Return the level at which each node is computed: its own, or for a free node the level of its readers."""
     homes = {n.output: levels.tensor(n.output) for n in graph.nodes}
-    kept = {*graph.outputs, *(x for s in graph.steps for x in s.inputs), *(b.tensor for b in graph.bounds)}
+    stored = {*graph.outputs, *(x for s in graph.steps for x in s.inputs), *(b.tensor for b in graph.bounds)}
     consumers = graph.consumers()
     for n in reversed(graph.nodes):
         readers = {homes[c.output] for c in consumers[n.output]}
-        if n.output not in kept and readers and _is_free(n):
+        if n.output not in stored and readers and _is_free(n):
             homes[n.output] = max(homes[n.output], min(readers))
     return homes
 
@@ -170,10 +171,11 @@ def _part(
     graph: Graph, checked: Sequence[tuple[IndexBound, int]], homes: Mapping[str, int], level: int,
     nodes: Sequence[Node], guards: Sequence[Guard],
 ) -> Part:  # fmt: skip
-    made = {n.output for n in nodes}
-    read = list(dict.fromkeys(x for n in nodes for x in n.inputs if x not in made))
+    computed = {n.output for n in nodes}
+    read = list(dict.fromkeys(x for n in nodes for x in n.inputs if x not in computed))
     bounds = [b for b, at in checked if at == level]
-    read += [b.tensor for b in bounds if b.tensor not in made and b.tensor not in read and b.tensor in graph.tensors]
+    checked_tensors = [b.tensor for b in bounds if b.tensor in graph.tensors]
+    read += [t for t in checked_tensors if t not in computed and t not in read]
     inputs = [x for x in read if x not in graph.constants]
     if not level:  # like the model: a part before any step has the model's interface
         inputs = [*graph.inputs, *(x for x in inputs if x not in graph.inputs)]
@@ -211,13 +213,13 @@ def _sources(
     """Return the sources of a part's sizes: the model's inputs if possible, else an axis of that size, else a new
     input.
     """
-    found = {s.symbol: s for s in graph.sources if s.input in inputs}
+    sources = {s.symbol: s for s in graph.sources if s.input in inputs}
     for x in inputs:
         for axis, d in enumerate(graph.tensors[x].shape):
             if d.is_symbol and str(d) in used:
-                found.setdefault(str(d), SymbolSource(str(d), x, axis))
-    sizes = {size_input(s): s for s in sorted(used) if s not in found}
-    return (*found.values(), *(SymbolSource(s, x, 0) for x, s in sizes.items())), sizes
+                sources.setdefault(str(d), SymbolSource(str(d), x, axis))
+    sizes = {size_input(s): s for s in sorted(used) if s not in sources}
+    return (*sources.values(), *(SymbolSource(s, x, 0) for x, s in sizes.items())), sizes
 
 
 def _bounds(graph: Graph, levels: _Levels, homes: Mapping[str, int]) -> list[tuple[IndexBound, int]]:

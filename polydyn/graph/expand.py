@@ -203,10 +203,10 @@ class _Builder:
         if component is not None:
             value = None if value is None else value[..., component]
             known = None if known is None else known[..., component]
-        found = set(value.flat) if value is not None else set()
+        indices_known = set(value.flat) if value is not None else set()
         if known is not None and known.size:
-            found = {Index.of(int(known.min())), Index.of(int(known.max()))}
-        for i in sorted(found, key=str):
+            indices_known = {Index.of(int(known.min())), Index.of(int(known.max()))}
+        for i in sorted(indices_known, key=str):
             why = f"{place}: index {i} of {indices} lies in [{0 if natural else -size}, {size})"
             self.facts.at_most(i + 1, size, why)
             self.facts.at_most(-i, ZERO if natural else size, why)
@@ -259,13 +259,13 @@ class _Builder:
         """Return a subscript that is a formula inside its axis, or None if it is data or may be negative."""
         name = self.aliases.get(indices, indices)
         self._ensure(name)
-        found = self.positions.resolve(fetch(name, at), self.aliases, [])
-        if (found.constant or 0) < 0:
-            found = found + size
-        if found.fetches() or not self.facts.nonnegative(found, ranges):
+        subscript = self.positions.resolve(fetch(name, at), self.aliases, [])
+        if (subscript.constant or 0) < 0:
+            subscript = subscript + size
+        if subscript.fetches() or not self.facts.nonnegative(subscript, ranges):
             return None
-        self._inside(found, size, ranges)
-        return found
+        self._inside(subscript, size, ranges)
+        return subscript
 
     def ask(
         self,
@@ -288,24 +288,25 @@ class _Builder:
         node = self._at()
         key = step_key(node, kind, inputs, dims, settings)
         names = tuple(name or self._fresh() for name, _, _ in types)
-        given = tuple(sorted((settings or {}).items()))
+        step_settings = tuple(sorted((settings or {}).items()))
         level = max(self.typed.asked.level(inputs), self.facts.level(*dims))
-        step = self.steps.get(key) or HostStep(kind, tuple(inputs), tuple(dims), given, level=level, origin=node.name)
+        new = HostStep(kind, tuple(inputs), tuple(dims), step_settings, level=level, origin=node.name)
+        step = self.steps.get(key) or new
         if step.outputs:  # another node requested the same step
             for name, before in zip(names, step.outputs, strict=True):
                 self.alias(name, before)
             return step.outputs
         inside = tuple((role, expand(self.inner(role).typed)) for role in bodies)
-        given = (*step.settings, *(more or {}).items())
-        self.steps[key] = replace(step, outputs=names, dims=tuple(dims), settings=given, bodies=inside)
+        step_settings = (*step.settings, *(more or {}).items())
+        self.steps[key] = replace(step, outputs=names, dims=tuple(dims), settings=step_settings, bodies=inside)
         for name, (_, dtype, shape) in zip(names, types, strict=True):
             self.tensors[name] = Tensor(name, dtype, tuple(map(self.facts.canonical, shape)))
         return names
 
     def inner(self, role: str) -> Inner:
         """Return a body of the node."""
-        found: Inner = self.typed.asked.inner[self._at().name, role]
-        return found
+        body: Inner = self.typed.asked.inner[self._at().name, role]
+        return body
 
     def new_constant(self, array: Array, hint: str) -> str:
         """Add a constant."""
@@ -458,19 +459,19 @@ class _Builder:
     ) -> tuple[set[str], list[Node], list[HostStep]]:
         """Return all that the outputs and guards need: names of tensors and late sizes, nodes and steps in order."""
         needed = set(outputs) | {s for g in guards for s in g.left.symbols() | g.right.symbols()}
-        kept: dict[int, Node] = {}
-        found: list[HostStep] = []
+        needed_nodes: dict[int, Node] = {}
+        needed_steps: list[HostStep] = []
         while True:
             for k in reversed(range(len(self.nodes))):
                 n = self.nodes[k]
-                if n.output in needed and k not in kept:
-                    kept[k] = n
+                if n.output in needed and k not in needed_nodes:
+                    needed_nodes[k] = n
                     shape = self.tensors[n.output].shape
                     needed |= {*n.inputs, *free_symbols(n), *(s for d in shape for s in self._canonical_symbols(d))}
-            more = [s for s in steps if s not in found and needed & {*s.outputs, *s.symbols}]
+            more = [s for s in steps if s not in needed_steps and needed & {*s.outputs, *s.symbols}]
             if not more:
-                return needed, [kept[k] for k in sorted(kept)], [s for s in steps if s in found]
-            found += more
+                return needed, [needed_nodes[k] for k in sorted(needed_nodes)], [s for s in steps if s in needed_steps]
+            needed_steps += more
             needed |= {x for s in more for x in (*s.inputs, *s.outputs) if x}
             needed |= {x for s in more for d in s.dims for x in d.symbols()}
             needed |= {x for s in more for o in s.outputs if o for d in self.tensors[o].shape for x in d.symbols()}

@@ -106,15 +106,15 @@ def results(node: OnnxNode, ctx: Context) -> list[tuple[str, str, list[Dim | Non
     except Exception as e:  # many undocumented classes
         raise _refusal(node, str(e).strip().split("\n")[0]) from e
     dims = {f".{k}.{a}": d for k, x in enumerate(node.inputs) if x in fed for a, d in enumerate(ctx.tensor(x).shape)}
-    found = []
+    outputs_found = []
     for o, (said, shape) in zip(node.outputs, outputs, strict=True):
         dtype = _dtype(o, said)
         if shape is None and o in node.attribute("ranks"):
             shape = [None] * node.attribute("ranks")[o]
         if shape is None:
             raise CannotCross(o, "a tensor of a rank that data decide")
-        found.append((o, dtype, [Index.of(d) if isinstance(d, int) else dims.get(str(d)) for d in shape]))
-    return found
+        outputs_found.append((o, dtype, [Index.of(d) if isinstance(d, int) else dims.get(str(d)) for d in shape]))
+    return outputs_found
 
 
 @lru_cache(maxsize=64)
@@ -132,12 +132,12 @@ def _ranks(model: onnx.ModelProto) -> dict[str, list[int | str | None]]:
     return {n: [None] * len(t.shape.dim) for n, t in types.items() if t.HasField("shape")}
 
 
-def _dtype(output: str, said: str) -> str:
+def _dtype(output: str, type_text: str) -> str:
     """Return our name of a type that ONNX Runtime writes as ``tensor(float)``."""
-    name = said.removeprefix("tensor(").removesuffix(")")
+    name = type_text.removeprefix("tensor(").removesuffix(")")
     dtype = {"float": "float32", "double": "float64"}.get(name, name)
     if dtype not in CROSSING_DTYPES:
-        raise CannotCross(output, f"a {said}")
+        raise CannotCross(output, f"a {type_text}")
     return dtype
 
 
@@ -147,12 +147,12 @@ def _settings(node: OnnxNode) -> dict[str, str]:
 
 def infer(node: OnnxNode, ctx: InferContext) -> tuple[Inferred, ...]:
     """Request the sizes from the host. Sizes that ONNX Runtime reports in advance are made equal to them."""
-    found = results(node, ctx)
+    types_of_outputs = results(node, ctx)
     _, fed = standalone(node, ctx)
-    places = [(o, a) for o, _, shape in found for a in range(len(shape))]
+    places = [(o, a) for o, _, shape in types_of_outputs for a in range(len(shape))]
     symbols = iter(ctx.ask(KIND, fed, [f"{o}.{a}" for o, a in places], settings=_settings(node)))
     types = {}
-    for o, dtype, shape in found:
+    for o, dtype, shape in types_of_outputs:
         sizes = [(next(symbols), d) for d in shape]
         why = f"ONNX Runtime says the shape of {o}"
         types[o] = Inferred(dtype, tuple(s if d is None else ctx.unify(s, d, why) for s, d in sizes))

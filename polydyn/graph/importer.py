@@ -72,13 +72,13 @@ def load_model(model: ModelLike) -> ImportedGraph:
     Raises ModelError for an unreadable model, or one that violates ONNX, and UnsupportedError for a valid but
     unsupported one.
     """
-    proto, folder, what = _parse(model)
+    proto, folder, subject = _parse(model)
     try:
         return _read(proto, folder)
     except PolydynError as e:
         if e.node or e.tensor or e.rule:
             raise
-        raise type(e)(f"{what}: {e.message}", remedy=e.remedy) from e
+        raise type(e)(f"{subject}: {e.message}", remedy=e.remedy) from e
 
 
 def _read(proto: onnx.ModelProto, folder: Path | None) -> ImportedGraph:
@@ -123,8 +123,8 @@ def with_inputs(graph: ImportedGraph, names: Collection[str]) -> ImportedGraph:
     free = {n: x for n, x in graph.optional.items() if n in names}
     dtypes = {n: "string" if a.dtype == object else str(a.dtype) for n, (_, a) in free.items()}
     inputs = (*graph.inputs, *(ModelInput(n, dtypes[n], dims) for n, (dims, _) in free.items()))
-    made = _with_copies(replace(graph, inputs=inputs, constants=constants), onnx.defs.onnx_opset_version())
-    return replace(made, copies={**graph.copies, **made.copies})
+    with_copies = _with_copies(replace(graph, inputs=inputs, constants=constants), onnx.defs.onnx_opset_version())
+    return replace(with_copies, copies={**graph.copies, **with_copies.copies})
 
 
 def _with_copies(graph: ImportedGraph, opset: int) -> ImportedGraph:
@@ -138,29 +138,30 @@ def _with_copies(graph: ImportedGraph, opset: int) -> ImportedGraph:
             copy += "'"
         taken.add(copy)
         copies[name] = copy
-    made = (OnnxNode(f"copy of {x}", "Identity", (x,), (copy,), {}, opset) for x, copy in copies.items())
+    copy_nodes = (OnnxNode(f"copy of {x}", "Identity", (x,), (copy,), {}, opset) for x, copy in copies.items())
     outputs = tuple(copies.get(o, o) for o in graph.outputs)
-    return replace(graph, nodes=(*graph.nodes, *made), outputs=outputs, copies={copy: x for x, copy in copies.items()})
+    names = {copy: x for x, copy in copies.items()}
+    return replace(graph, nodes=(*graph.nodes, *copy_nodes), outputs=outputs, copies=names)
 
 
 def read_function(function: onnx.FunctionProto, node: OnnxNode) -> ImportedGraph:
     """Return a function's nodes for one call: over the names of the call's inputs, with the outputs that the call
     has.
     """
-    given = dict(zip(function.input, (*node.inputs, *("" for _ in function.input)), strict=False))
-    made = {o for n in function.node for o in n.output}
+    arguments = dict(zip(function.input, (*node.inputs, *("" for _ in function.input)), strict=False))
+    results = {o for n in function.node for o in n.output}
     outputs = [o if name else "" for o, name in zip(function.output, node.outputs, strict=False)]
     for o, name in zip(outputs, node.outputs, strict=False):
-        if o and o not in made and o not in given:
+        if o and o not in results and o not in arguments:
             raise UnsupportedError(f"{node.op} does not compute its output {name} here", node=node.name, tensor=name)
     proto = onnx.GraphProto(name=node.op)
     proto.node.extend(_with_attributes(n, function, node) for n in function.node)
     proto.output.extend(onnx.ValueInfoProto(name=o) for o in outputs if o)
     opsets = {"ai.onnx": onnx.defs.onnx_opset_version()}  # default for functions that name no opset
     reader = _Reader(opsets | {o.domain or "ai.onnx": o.version for o in function.opset_import}, None)
-    read = reader.graph(proto, given.keys())
+    read = reader.graph(proto, arguments.keys())
     inside = {o for n in read.nodes for o in n.outputs if o} | read.constants.keys()
-    names = given | {o: f"{inner_prefix(node)}{o}" for o in inside}
+    names = arguments | {o: f"{inner_prefix(node)}{o}" for o in inside}
     return replace(renamed(read, names), outputs=tuple(names.get(o, o) for o in outputs))
 
 
@@ -232,11 +233,11 @@ def _parse(model: ModelLike) -> tuple[onnx.ModelProto, Path | None, str]:
     if isinstance(model, onnx.ModelProto):
         return model, None, "this model"
     if isinstance(model, (bytes, bytearray, memoryview)):
-        data, folder, what = bytes(model), None, "these bytes"
+        data, folder, subject = bytes(model), None, "these bytes"
     elif isinstance(model, (str, os.PathLike)):
         path = Path(model)
         try:
-            data, folder, what = path.read_bytes(), path.resolve().parent, str(path)
+            data, folder, subject = path.read_bytes(), path.resolve().parent, str(path)
         except (OSError, ValueError) as e:  # ValueError: a path with a NUL
             why = getattr(e, "strerror", None) or e
             raise ModelError(f"cannot read {path}: {why}", remedy="give the path of an .onnx file") from e
@@ -249,10 +250,10 @@ def _parse(model: ModelLike) -> tuple[onnx.ModelProto, Path | None, str]:
         proto.ParseFromString(data)
     except (DecodeError, RuntimeError, ValueError) as e:
         raise ModelError(
-            f"{what}: not an ONNX protobuf, or a truncated one ({len(data)} bytes)",
+            f"{subject}: not an ONNX protobuf, or a truncated one ({len(data)} bytes)",
             remedy="export or download the model again; git-lfs pointers must be fetched first",
         ) from e
-    return proto, folder, what
+    return proto, folder, subject
 
 
 def _inlined(proto: onnx.ModelProto) -> onnx.ModelProto:
@@ -411,10 +412,10 @@ def external_path(folder: Path, tensor: onnx.TensorProto) -> Path:
 def _declared(v: onnx.ValueInfoProto) -> ModelInput:
     """Return the declared type and shape of a tensor that a node computes; empty for unsupported types."""
     try:
-        found = _input(v, inside=True)
+        declared = _input(v, inside=True)
     except UnsupportedError:
         return ModelInput(v.name, "", None)
-    return replace(found, dtype="") if found.dtype == "string" else found
+    return replace(declared, dtype="") if declared.dtype == "string" else declared
 
 
 def _input(v: onnx.ValueInfoProto, inside: bool) -> ModelInput:
@@ -461,13 +462,13 @@ def _reaches(proto: onnx.GraphProto, start: onnx.NodeProto, goal: onnx.NodeProto
     """Check whether ``goal`` depends on a result of ``start``."""
     if goal is start:
         return True
-    made: dict[str, list[str]] = {}
+    results_by_input: dict[str, list[str]] = {}
     for m in proto.node:
         for x in m.input:
-            made.setdefault(x, []).extend(m.output)
+            results_by_input.setdefault(x, []).extend(m.output)
     reached, waiting = set(start.output), list(start.output)
     while waiting:
-        new = [o for o in made.get(waiting.pop(), ()) if o not in reached]
+        new = [o for o in results_by_input.get(waiting.pop(), ()) if o not in reached]
         reached.update(new)
         waiting += new
     return bool(reached & set(goal.input))

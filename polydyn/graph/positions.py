@@ -30,9 +30,9 @@ class Positions:
 
     def learn(self, node: Compute) -> None:
         """Record the formula of a Compute, if it is one."""
-        found = self._formula(node.body) if node.reduce is None and node.body.dtype in FORMULA_DTYPES else None
-        if found is not None and len(found.terms) <= MAX_TERMS:
-            self._formulas[node.output] = found
+        formula = self._formula(node.body) if node.reduce is None and node.body.dtype in FORMULA_DTYPES else None
+        if formula is not None and len(formula.terms) <= MAX_TERMS:
+            self._formulas[node.output] = formula
 
     def learn_concat(self, node: Concat, lengths: tuple[Dim, ...]) -> None:
         """Record the parts of a concatenation. ``lengths``: sizes of the parts along the axis.

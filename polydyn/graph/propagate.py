@@ -321,37 +321,37 @@ class _Worklist:
             self.parked[node.name] = (node, self.facts.version)
         return condition is not None or not assume
 
-    def extend_branches(self, node: OnnxNode, found: RanksDiffer) -> None:
+    def extend_branches(self, node: OnnxNode, difference: RanksDiffer) -> None:
         """Move the readers of a result of two ranks into both branches of an If.
 
         Raises RanksDiffer if it is a result of a body, and UnsupportedError if it is a result of the model, or if
         another runtime computes a reader.
         """
-        sizes = tuple(dict.fromkeys((*self.deciding(node), *found.sizes)))
-        if found.tensor in self.view.graph.outputs and self.is_body:
-            raise RanksDiffer(found.tensor, found.ranks, sizes)
-        if found.tensor in self.view.graph.outputs and self.take_declared_rank(node, found):
+        sizes = tuple(dict.fromkeys((*self.deciding(node), *difference.sizes)))
+        if difference.tensor in self.view.graph.outputs and self.is_body:
+            raise RanksDiffer(difference.tensor, difference.ranks, sizes)
+        if difference.tensor in self.view.graph.outputs and self.take_declared_rank(node, difference):
             return
         self.depth[node.name] = 2 * self.depth.get(node.name, 0) or 1
         depth, results = self.depth[node.name], self.view.graph.outputs
-        moved = [] if found.tensor in results else readers_of(self.nodes, node, (found.tensor,), depth)
+        moved = [] if difference.tensor in results else readers_of(self.nodes, node, (difference.tensor,), depth)
         if not moved or any(n.fallback for n in moved):
-            raise RanksDiffer(found.tensor, found.ranks, sizes).error(node)
+            raise RanksDiffer(difference.tensor, difference.ranks, sizes).error(node)
         self.nodes, new = with_moved(self.nodes, node, moved, results)
         for readers in self.consumers.values():
             readers[:] = [n for n in readers if n not in moved and n is not node]
         self.add([new])
 
-    def take_declared_rank(self, node: OnnxNode, found: RanksDiffer) -> bool:
+    def take_declared_rank(self, node: OnnxNode, difference: RanksDiffer) -> bool:
         """Check whether the model declares the rank of its result. If so, the other branch is removed, under a
         guard.
         """
-        declared, condition = self.view.graph.declared.get(found.tensor), self.view.value(node.inputs[0])
+        declared, condition = self.view.graph.declared.get(difference.tensor), self.view.value(node.inputs[0])
         rank = None if declared is None or declared.dims is None else len(declared.dims)
-        if rank not in found.ranks or found.is_nested or condition is None:
+        if rank not in difference.ranks or difference.is_nested or condition is None:
             return False
-        role = BRANCHES[found.ranks.index(rank)]
-        why = f"{node.name} ({node.op}): the model says that its result {found.tensor} has rank {rank}"
+        role = BRANCHES[difference.ranks.index(rank)]
+        why = f"{node.name} ({node.op}): the model says that its result {difference.tensor} has rank {rank}"
         self.facts.decide(condition.reshape(-1)[0], role == BRANCHES[0], why)
         self.facts.notes.append(f"{why}; calls in which it has another rank are refused")
         self.splice(node, node.attribute(role))
@@ -370,12 +370,12 @@ class _Worklist:
         """Replace a node by the nodes of a graph: an If by one branch, other nodes by their body."""
         if not isinstance(branch, ImportedGraph) or len(branch.outputs) != len(node.outputs):
             raise ModelError("a branch of If is no graph with the outputs of If", node=node.name, rule="If of ONNX")
-        made = {o for n in branch.nodes for o in n.outputs if o}
+        computed = {o for n in branch.nodes for o in n.outputs if o}
         results: dict[str, str] = {}
         for inside, outside in zip(branch.outputs, node.outputs, strict=True):
-            if outside and inside in made:  # results get the outer name; the others are copied
+            if outside and inside in computed:  # results get the outer name; the others are copied
                 results.setdefault(inside, outside)
-        names = {x: f"{node.name}/{x}" for x in made | branch.constants.keys()}
+        names = {x: f"{node.name}/{x}" for x in computed | branch.constants.keys()}
         branch = renamed(branch, names | results)
         self.constants |= branch.constants
         for name, array in branch.constants.items():

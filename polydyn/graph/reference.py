@@ -244,8 +244,8 @@ def _sum_of_products(parts: list[Array], full: tuple[int, ...], rank: int, dtype
         axes = [a for a in range(len(full)) if part.shape[a] > 1]
         used |= set(axes)
         operands += [part.astype(wide).reshape([part.shape[a] for a in axes]), axes]
-    kept = [a for a in range(rank) if a in used]
-    summed: Array = np.einsum(*operands, kept, optimize=True) + wide.type(0)  # a sum begins at 0
+    output_axes = [a for a in range(rank) if a in used]
+    summed: Array = np.einsum(*operands, output_axes, optimize=True) + wide.type(0)  # a sum begins at 0
     spread = np.reshape(summed, [full[a] if a in used else 1 for a in range(rank)])
     return np.broadcast_to(spread, full[:rank]).astype(dtype)
 

@@ -52,16 +52,16 @@ class Left:
             raise error
         self.nodes.update((n, error.message.split("\n")[0]) for n in new)
 
-    def keep(self, node: OnnxNode, found: CannotCross) -> None:
+    def keep(self, node: OnnxNode, crossing: CannotCross) -> None:
         """Keep a tensor and all its readers inside a region. Raises UnsupportedError if it crosses the region's
         boundary.
         """
-        if found.tensor in self.tensors:
+        if crossing.tensor in self.tensors:
             raise UnsupportedError(
-                f"{node.name} cannot be left to ONNX Runtime: {found}", node=node.name, tensor=found.tensor,
+                f"{node.name} cannot be left to ONNX Runtime: {crossing}", node=node.name, tensor=crossing.tensor,
                 rule="fallback", remedy=node.fallback,
             )  # fmt: skip
-        self.tensors[found.tensor] = found.what
+        self.tensors[crossing.tensor] = crossing.what
 
     def replacement(self, node: OnnxNode, graph: ImportedGraph, built: Callable[[OnnxNode], bool]) -> ImportedGraph:
         """Return the graph that replaces a node. A branch of an If has its own regions, a body has none."""
@@ -79,11 +79,11 @@ def members(node: OnnxNode) -> tuple[OnnxNode, ...]:
 
 def region(nodes: Sequence[OnnxNode], read: Iterable[str], graph: ImportedGraph) -> OnnxNode:
     """Join nodes of a graph, in order, into one node whose outputs are the results that others read."""
-    made = {o for n in nodes for o in n.outputs if o}
-    inputs = dict.fromkeys(x for n in nodes for x in reads(n) if x not in made)
+    outputs_of_nodes = {o for n in nodes for o in n.outputs if o}
+    inputs = dict.fromkeys(x for n in nodes for x in reads(n) if x not in outputs_of_nodes)
     first, more = nodes[0], len(nodes) - 1
     name = f"{first.name} and {more} more" if more else first.name
-    outputs = tuple(dict.fromkeys(x for x in read if x in made))
+    outputs = tuple(dict.fromkeys(x for x in read if x in outputs_of_nodes))
     dims = {o: graph.declared[o].dims for o in outputs if o in graph.declared}
     ranks = {o: len(d) for o, d in dims.items() if d is not None}
     attributes = {"members": tuple(nodes), "ranks": ranks}
@@ -185,13 +185,13 @@ class _Cut:
             for j in makers:
                 if self.phase[k] % 2 and self.phase[j] == self.phase[k]:
                     self.join(k, j)
-        found: list[tuple[int, int, OnnxNode]] = []
+        placed: list[tuple[int, int, OnnxNode]] = []
         for k, unit in enumerate(self.unit):
             if not self.phase[k] % 2:
-                found.append((self.phase[k], k, self.given[k]))
+                placed.append((self.phase[k], k, self.given[k]))
             elif min(unit) == k:
                 others = (x for j, n in enumerate(self.given) if j not in unit for x in reads(n))
                 one = region([self.given[j] for j in sorted(unit)], (*others, *graph.outputs), graph)
                 if one.outputs:
-                    found.append((self.phase[k], k, one))
-        return tuple(n for _, _, n in sorted(found, key=lambda f: f[:2]))
+                    placed.append((self.phase[k], k, one))
+        return tuple(n for _, _, n in sorted(placed, key=lambda f: f[:2]))

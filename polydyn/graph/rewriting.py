@@ -52,25 +52,25 @@ def compose(n: Compute, maps: Iterable[Compute], ranges: Ranges | None = None) -
 
     ``ranges``: extents of the node's iterators, used to simplify the inlined subscripts.
     """
-    made = {m.output: m for m in maps}
+    producers = {m.output: m for m in maps}
 
-    def put(v: Value) -> Value:
-        if not isinstance(v, Load) or v.buffer not in made:
+    def inline(v: Value) -> Value:
+        if not isinstance(v, Load) or v.buffer not in producers:
             return v
-        inside = transform(made[v.buffer].at(v.index), put)
+        inside = transform(producers[v.buffer].at(v.index), inline)
         return inside if ranges is None else map_index(inside, lambda i: simplify(i, ranges))
 
-    return replace(n, body=transform(n.body, put))
+    return replace(n, body=transform(n.body, inline))
 
 
 def live_nodes(nodes: Iterable[Node], outputs: Iterable[str]) -> tuple[Node, ...]:
     """Return the nodes, in order, on which some tensors depend."""
-    needed, kept = set(outputs), list[Node]()
+    needed, live_reversed = set(outputs), list[Node]()
     for n in reversed(tuple(nodes)):
         if n.output in needed:
-            kept.append(n)
+            live_reversed.append(n)
             needed.update(n.inputs)
-    return tuple(reversed(kept))
+    return tuple(reversed(live_reversed))
 
 
 def live(graph: Graph) -> Graph:
@@ -82,5 +82,5 @@ def pruned(graph: Graph) -> Graph:
     """Remove constants without readers and tensors without a definition."""
     read = {*graph.outputs, *(b.tensor for b in graph.bounds), *(t for n in graph.nodes for t in n.inputs)}
     constants = {t: a for t, a in graph.constants.items() if t in read}
-    kept = {*graph.inputs, *constants, *(n.output for n in graph.nodes)}
-    return replace(graph, tensors={t: x for t, x in graph.tensors.items() if t in kept}, constants=constants)
+    defined = {*graph.inputs, *constants, *(n.output for n in graph.nodes)}
+    return replace(graph, tensors={t: x for t, x in graph.tensors.items() if t in defined}, constants=constants)

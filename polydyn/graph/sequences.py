@@ -53,8 +53,8 @@ class _Writer:
         """Return an optional constant position counted from the front, or None if it is data or out of range."""
         if len(n.inputs) <= k or not n.inputs[k]:
             return default
-        found = self.constants.get(n.inputs[k])
-        at = None if found is None else int(found.reshape(-1)[0])
+        constant = self.constants.get(n.inputs[k])
+        at = None if constant is None else int(constant.reshape(-1)[0])
         if at is None or not -count <= at <= count:
             return None
         return at if at >= 0 else at + count
@@ -214,8 +214,8 @@ def _unrolled(w: _Writer, n: OnnxNode) -> list[OnnxNode] | None:
         w.constants |= {**written.constants, names[turn]: np.array(k, np.int64), names[again]: np.array(True)}
         nodes += [replace(m, name=f"{m.name}.{k}") for m in written.nodes]
         carried = written.outputs[1:]
-    kept = [(x, o) for x, o in zip(carried, n.outputs, strict=False) if o]
-    return nodes + [OnnxNode(f"{n.name}/{o}", "Identity", (x,), (o,), {}, OPSET) for x, o in kept]
+    named_results = [(x, o) for x, o in zip(carried, n.outputs, strict=False) if o]
+    return nodes + [OnnxNode(f"{n.name}/{o}", "Identity", (x,), (o,), {}, OPSET) for x, o in named_results]
 
 
 def without_sequences(graph: ImportedGraph) -> ImportedGraph:

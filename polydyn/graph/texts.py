@@ -60,17 +60,18 @@ def without_texts(graph: ImportedGraph, built: Callable[[OnnxNode], bool], partl
         n: (dims, texts.array(a) if a.dtype == object else a) for n, (dims, a) in graph.optional.items()
     }
     try:
-        made, found = texts.graph(graph, set())
+        rewritten, string_outputs = texts.graph(graph, set())
     except UnsupportedError:
         if partly and not typed:
             return graph
         raise
-    kinds = {graph.copies.get(o, o): {"texts": 1} for o, text in zip(graph.outputs, found, strict=True) if text}
+    pairs = zip(graph.outputs, string_outputs, strict=True)
+    kinds = {graph.copies.get(o, o): {"texts": 1} for o, is_string in pairs if is_string}
     outputs = kinds | {o: {"maps": keys} for o, keys in texts.maps.items()}
-    made = replace(made, optional=optional)
+    rewritten = replace(rewritten, optional=optional)
     typed += [n for n, (_, a) in graph.optional.items() if a.dtype == object]
     host = {"words": list(texts.words), "inputs": typed, "outputs": outputs} if typed or outputs else {}
-    return replace(made, host=host)
+    return replace(rewritten, host=host)
 
 
 def _has_texts(graph: ImportedGraph) -> bool:
@@ -129,8 +130,8 @@ class _Texts:
             nodes += self.node(n, texts, constants)
         inputs = tuple(replace(x, dtype=CODE) if x.name in texts else x for x in graph.inputs)
         declared = {x: _coded(i) if x in texts else i for x, i in graph.declared.items()}
-        made = replace(graph, nodes=tuple(nodes), inputs=inputs, constants=constants, declared=declared)
-        return made, [o in texts for o in graph.outputs]
+        rewritten = replace(graph, nodes=tuple(nodes), inputs=inputs, constants=constants, declared=declared)
+        return rewritten, [o in texts for o in graph.outputs]
 
     def node(self, n: OnnxNode, texts: set[str], constants: dict[str, Array]) -> list[OnnxNode]:
         """Return the nodes that replace a node. Its string results are added to ``texts``."""
@@ -138,14 +139,14 @@ class _Texts:
         if n.op in BODIES:
             return [self.with_bodies(n, texts)]
         if n.op in CODED:
-            made, gives = CODED[n.op](self, n, bool(read), constants)
+            replacement, gives = CODED[n.op](self, n, bool(read), constants)
             texts |= {o for o in n.outputs[:1] if gives}
-            return made
+            return replacement
         if not read:
             return [n]
         moved = tuple(range(len(n.inputs))) if n.op == "Concat" else MOVED_INPUTS.get(n.op, ())
-        given = {k for k in moved if k < len(n.inputs) and n.inputs[k]}
-        if read == given:
+        movable = {k for k in moved if k < len(n.inputs) and n.inputs[k]}
+        if read == movable:
             texts |= {o for o in n.outputs if o}
             return [n]
         if read <= READ_INPUTS.get(n.op, set()):
@@ -201,23 +202,23 @@ class _Texts:
 
     def encoded(self, n: OnnxNode, a: dict[str, Any], opset: int, text: bool) -> tuple[list[OnnxNode], bool]:
         """Return a LabelEncoder of integers, and whether its results are strings."""
-        found = {}
-        for what in ("keys", "values"):
-            plain, tensor = a.pop(f"{what}_strings", None), a.get(f"{what}_tensor")
+        is_string = {}
+        for part in ("keys", "values"):
+            plain, tensor = a.pop(f"{part}_strings", None), a.get(f"{part}_tensor")
             if tensor is not None and _is_text(tensor):
-                plain = a.pop(f"{what}_tensor").reshape(-1)
-            found[what] = plain is not None and len(plain) > 0
-            if found[what]:
-                a[f"{what}_int64s"] = tuple(self.codes(plain))
-        if found["keys"] != text:
+                plain = a.pop(f"{part}_tensor").reshape(-1)
+            is_string[part] = plain is not None and len(plain) > 0
+            if is_string[part]:
+                a[f"{part}_int64s"] = tuple(self.codes(plain))
+        if is_string["keys"] != text:
             raise ModelError(f"{n.op} {n.name}: keys and input differ in type", node=n.name, rule=f"{n.op} of ONNX")
         default, tensor = a.pop("default_string", "_Unused"), a.get("default_tensor")
         if tensor is not None and _is_text(tensor):
             default = a.pop("default_tensor").reshape(-1)[0]
-        if found["values"]:
+        if is_string["values"]:
             (a["default_int64"],) = self.codes([default])
         op = f"{ML}LabelEncoder"
-        return [replace(n, op=op, attributes=a, opset=opset)], found["values"]
+        return [replace(n, op=op, attributes=a, opset=opset)], is_string["values"]
 
     def category_mapper(self, n: OnnxNode, text: bool, constants: Mapping[str, Array]) -> tuple[list[OnnxNode], bool]:
         """Return a LabelEncoder in the direction that the input's type requires."""
@@ -278,9 +279,9 @@ def _both_ways(strings: Sequence[str], numbers: Sequence[int], text: bool) -> di
     """Return keys and values of an encoder for its direction. Of equal keys the last one counts, so it is moved to the
     front.
     """
-    given = tuple(strings)[::-1], tuple(numbers)[::-1]
+    pair = tuple(strings)[::-1], tuple(numbers)[::-1]
     names = ("keys_strings", "values_int64s") if text else ("values_strings", "keys_int64s")
-    return dict(zip(names, given, strict=True))
+    return dict(zip(names, pair, strict=True))
 
 
 def _coded(x: ModelInput) -> ModelInput:

@@ -28,8 +28,8 @@ def step_key(
     """Return a key that is equal for steps with equal sizes. Incoming sizes may change form, so their key names the
     node.
     """
-    given = settings or {}
-    return (kind, tuple(inputs), tuple(sorted(given.items())), node.name if dims and "node" not in given else "")
+    chosen = settings or {}
+    return (kind, tuple(inputs), tuple(sorted(chosen.items())), node.name if dims and "node" not in chosen else "")
 
 
 @dataclass
@@ -175,13 +175,13 @@ class Asking:
         if not self.assume:
             raise Undecided(f"{self.place} has a body", rule=role)
         try:
-            found = asked.enter(body, types)
+            inner = asked.enter(body, types)
         except RanksDiffer as e:
             if self.node.op != "If":
                 raise e.error(self.node) from e
             raise RanksDiffer(self.node.outputs[body.outputs.index(e.tensor)], e.ranks, e.sizes, True) from e
-        asked.inner[self.node.name, role] = found
-        return found
+        asked.inner[self.node.name, role] = inner
+        return inner
 
     def refused(self, role: str, like: Any, why: str) -> Any:
         """Return a body that no call may run, in place of the attribute ``role``. It reads nothing."""
@@ -190,10 +190,10 @@ class Asking:
         names = [f"{self.node.name}/{role}/{k}" for k in range(len(self.node.outputs))]
         arrays = [np.zeros((1,) * len(like.shape(k)), numpy_dtype(like.dtype(k))) for k in range(len(names))]
         body = ImportedGraph(role, (), tuple(names), (), dict(zip(names, arrays, strict=True)))
-        found = asked.enter(body, ())
-        found.typed.facts.forbid(f"{self.because(why)}; this call takes it")
+        inner = asked.enter(body, ())
+        inner.typed.facts.forbid(f"{self.because(why)}; this call takes it")
         self.known.facts.notes.append(f"{self.because(why)}; calls that take it are refused")
-        asked.inner[self.node.name, role] = replace(found, is_refused=True)
+        asked.inner[self.node.name, role] = replace(inner, is_refused=True)
         return asked.inner[self.node.name, role]
 
     def promise(self, a: Index, b: Index, why: str) -> None:

@@ -14,8 +14,8 @@ def free_symbols(node: Node) -> frozenset[str]:
     """Return the symbols of a node's body and reduction extents that are not its iterators."""
     if isinstance(node, Concat):
         return frozenset()
-    found = symbols_of(node.body) | {s for e in node.reduction for s in e.symbols()}
-    return frozenset(s for s in found if not (s[:1] in "dr" and s[1:].isdigit()))
+    symbols = symbols_of(node.body) | {s for e in node.reduction for s in e.symbols()}
+    return frozenset(s for s in symbols if not (s[:1] in "dr" and s[1:].isdigit()))
 
 
 def verify_graph(graph: Graph) -> None:
@@ -88,8 +88,8 @@ def _verify_sources(graph: Graph) -> None:
         _known_symbols(g.right, known, None, g.message)
 
 
-def _known_symbols(d: Index, known: frozenset[str], node: Node | None, tensor: str) -> None:
-    unknown = d.symbols() - known
+def _known_symbols(d: Index, sources: frozenset[str], node: Node | None, tensor: str) -> None:
+    unknown = d.symbols() - sources
     if unknown:
         raise _bug(f"{', '.join(sorted(unknown))} in {d} has no source", node, tensor)
 

@@ -88,9 +88,9 @@ def join_heads(b: Body, x: str) -> str:
 
 def added(b: Body, *biases: str) -> str:
     """Add the biases that are present."""
-    found = [x for x in biases if x]
-    total = found[0] if found else ""
-    for x in found[1:]:
+    present = [x for x in biases if x]
+    total = present[0] if present else ""
+    for x in present[1:]:
         total = b.op("Add", total, x)
     return total
 
@@ -119,9 +119,9 @@ def band(b: Body, rows: str, columns: str, offset: str, left: int, right: int) -
     return b.op("And", near, late) if near else late
 
 
-def heads_of(b: Body, known: int, shape: tuple[Dim, ...]) -> int:
+def heads_of(b: Body, attribute: int, shape: tuple[Dim, ...]) -> int:
     """Return the number of heads: the attribute for tensors of three axes, else the size of axis 1."""
-    count = known if len(shape) == 3 else shape[1].constant
+    count = attribute if len(shape) == 3 else shape[1].constant
     if not count:
         raise b.refuse("a number of heads that is not constant")
     return int(count)

@@ -101,8 +101,8 @@ def imputer(b: Body) -> None:
         raise ModelError(f"no imputed values for {dtype}", node=b.node.name, rule=b.node.op)
     x = b.input(0)
     nan = isinstance(replaced, float) and np.isnan(replaced)
-    gone = b.op("IsNaN", x) if nan else b.op("Equal", x, b.constant(replaced, dtype))
-    b.set_output(b.op("Where", gone, b.constant(values if values.size > 1 else values[0], dtype), x))
+    is_replaced = b.op("IsNaN", x) if nan else b.op("Equal", x, b.constant(replaced, dtype))
+    b.set_output(b.op("Where", is_replaced, b.constant(values if values.size > 1 else values[0], dtype), x))
 
 
 @body(f"{ML}::Binarizer")
@@ -162,19 +162,19 @@ def one_hot_encoder(b: Body) -> None:
 def label_encoder(b: Body) -> None:
     """Replace a number by the value of the first equal key. Unknown numbers get a default."""
     kinds = ("int64", "float", "tensor")
-    found: dict[str, Array] = {}
-    for what in ("keys", "values"):
+    tables: dict[str, Array] = {}
+    for part in ("keys", "values"):
         for kind in kinds:
-            name = f"{what}_{kind}" + "s" * (kind != "tensor")
+            name = f"{part}_{kind}" + "s" * (kind != "tensor")
             given = b.attribute(name)
             if given is not None and np.size(given):
                 dtype = {"int64": "int64", "float": "float32"}.get(kind) or str(np.asarray(given).dtype)
-                found[what] = np.asarray(given, dtype).reshape(-1)
+                tables[part] = np.asarray(given, dtype).reshape(-1)
     b.ignore("default_int64", "default_float", "default_tensor")
-    if found.keys() != {"keys", "values"} or found["keys"].size != found["values"].size:
+    if tables.keys() != {"keys", "values"} or tables["keys"].size != tables["values"].size:
         raise ModelError("keys and values differ in number", node=b.node.name, rule=b.node.op)
-    _, first = np.unique(found["keys"], return_index=True)
-    keys, values = (found[what][np.sort(first)] for what in ("keys", "values"))
+    _, first = np.unique(tables["keys"], return_index=True)
+    keys, values = (tables[part][np.sort(first)] for part in ("keys", "values"))
     dtype, tensor = str(values.dtype), b.attribute("default_tensor")
     plain = b.attribute("default_int64", -1) if dtype == "int64" else b.attribute("default_float", -0.0)
     default = np.asarray(plain if tensor is None or not np.size(tensor) else tensor, dtype).reshape(-1)[0]

@@ -63,8 +63,8 @@ def _table(b: Body, name: str, dtype: str, default: Any = ()) -> Array:
     """Return an attribute, or its tensor form, as a vector."""
     tensor = b.attribute(f"{name}_as_tensor")
     plain = b.attribute(name, default)
-    found = tensor if tensor is not None and np.size(tensor) else plain
-    return np.asarray(found, dtype).reshape(-1)
+    chosen = tensor if tensor is not None and np.size(tensor) else plain
+    return np.asarray(chosen, dtype).reshape(-1)
 
 
 def _old_forest(b: Body, entries: str, dtype: str) -> Forest:
@@ -78,9 +78,9 @@ def _old_forest(b: Body, entries: str, dtype: str) -> Forest:
     place = {(int(t), int(n)): k for k, (t, n) in enumerate(zip(trees, ids, strict=True))}
     yes, no = (_table(b, f"nodes_{w}nodeids", "int64") for w in ("true", "false"))
 
-    def children(given: Array) -> Array:
+    def children(nodes: Array) -> Array:
         own = np.arange(mode.size)
-        rows = zip(own, mode, trees, given, strict=True)
+        rows = zip(own, mode, trees, nodes, strict=True)
         return np.array([k if m == LEAF else place.get((int(t), int(c)), -2) for k, m, t, c in rows], np.int64)
 
     _, first = np.unique(trees, return_index=True)
@@ -197,7 +197,7 @@ class _Step:
     def goes(self, value: str, at: str) -> str:
         """Return whether a position continues to ``yes``, by the mode of its node if there are several modes."""
         f = self.forest
-        found, used = "", [MODES[m] for m in np.unique(f.mode[f.mode != LEAF])]
+        goes_yes, used = "", [MODES[m] for m in np.unique(f.mode[f.mode != LEAF])]
         modes = self.op("Gather", self.table(f.mode, "mode"), at, axis=0) if len(used) > 1 else ""
         split = self.op("Gather", self.table(f.value, "value"), at, axis=0)
         for name in used:
@@ -211,11 +211,11 @@ class _Step:
                 one = self.op("Not", self.op("Equal", value, split))
             else:
                 one = self.op(COMPARISONS[name], value, split)
-            if found:
+            if goes_yes:
                 mine = self.op("Equal", modes, self.table(np.array(MODES.index(name)), f"is{name}"))
-                one = self.op("Where", mine, one, found)
-            found = one
-        return found
+                one = self.op("Where", mine, one, goes_yes)
+            goes_yes = one
+        return goes_yes
 
 
 def _leaves(b: Body, forest: Forest, x: str, dtype: str) -> str:
@@ -235,28 +235,28 @@ def _leaves(b: Body, forest: Forest, x: str, dtype: str) -> str:
     return b.op("Loop", b.constant(depth), b.constant(True, "bool"), start, body=graph)
 
 
-def _aggregated(b: Body, forest: Forest, at: str, count: int, how: str) -> tuple[str, str]:
+def _aggregated(b: Body, forest: Forest, at: str, count: int, aggregate: str) -> tuple[str, str]:
     """Return [samples, targets] of the leaves' weights, and whether a target has any ("" if each always has one)."""
-    if how not in AGGREGATES:
-        raise b.refuse(f"the aggregate function {how}")
+    if aggregate not in AGGREGATES:
+        raise b.refuse(f"the aggregate function {aggregate}")
     ids, weights = forest.targets, forest.weights
     if ids.max(initial=-1) >= count:
         raise ModelError(f"a leaf has the target {ids.max()} of {count}", node=b.node.name)
     picked = b.op("Gather", b.constant(weights, str(weights.dtype)), at, axis=0)  # [samples, trees, entries]
     filled = ids[(ids >= 0).any(1)]
     if filled.size and filled.shape[1] == count and (filled == np.arange(count)).all():
-        totals, has = b.reduce(AGGREGATES[how], picked, 1, keepdims=0), ""
+        totals, has = b.reduce(AGGREGATES[aggregate], picked, 1, keepdims=0), ""
     else:
         last = b.constant([-1])
         owners = b.op("Unsqueeze", b.op("Gather", b.constant(ids), at, axis=0), last)
         mine = b.op("Equal", owners, b.constant(np.arange(count)))
-        neutral = {"MIN": np.inf, "MAX": -np.inf}.get(how, 0.0)
+        neutral = {"MIN": np.inf, "MAX": -np.inf}.get(aggregate, 0.0)
         each = b.op("Where", mine, b.op("Unsqueeze", picked, last), b.constant(neutral, str(weights.dtype)))
-        totals = b.reduce(AGGREGATES[how], each, 1, 2, keepdims=0)
+        totals = b.reduce(AGGREGATES[aggregate], each, 1, 2, keepdims=0)
         has = b.cast(b.reduce("ReduceMax", b.cast(mine, "int32"), 1, 2, keepdims=0), "bool")
-        if how in ("MIN", "MAX"):
+        if aggregate in ("MIN", "MAX"):
             totals = b.op("Where", has, totals, b.constant(0.0, str(weights.dtype)))
-    if how == "AVERAGE":
+    if aggregate == "AVERAGE":
         totals = b.op("Div", totals, b.constant(float(forest.roots.size), str(weights.dtype)))
     return totals, has
 

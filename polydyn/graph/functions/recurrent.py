@@ -242,7 +242,7 @@ def _functions(b: Body, default: tuple[str, ...], count: int) -> list[tuple[tupl
     """Return the activations of each direction with their parameters."""
     names = [n.capitalize() if n.islower() else n for n in b.attribute("activations") or default * count]
     alphas, betas = list(b.attribute("activation_alpha") or ()), list(b.attribute("activation_beta") or ())
-    made = []
+    activations = []
     for n in names:
         alpha, beta = ALPHA_BETA.get(n, (0.0, 0.0))
         takes = n in ALPHA_BETA
@@ -250,9 +250,9 @@ def _functions(b: Body, default: tuple[str, ...], count: int) -> list[tuple[tupl
         beta = betas.pop(0) if n in ("Affine", "ScaledTanh", "HardSigmoid") and betas else beta
         if not takes and n not in ("Sigmoid", "Tanh", "Relu", "Softsign", "Softplus"):
             raise b.refuse(f"the activation {n}")
-        made.append((n, float(alpha), float(beta)))
+        activations.append((n, float(alpha), float(beta)))
     each = len(default)
-    return [tuple(made[d * each : (d + 1) * each]) for d in range(count)]
+    return [tuple(activations[d * each : (d + 1) * each]) for d in range(count)]
 
 
 def _direction(b: Body, position: int, d: int) -> str:
@@ -318,7 +318,7 @@ def _scan(b: Body, write: Write, cell: Cell, product: str, states: list[str], ba
     s = Step(f"{product}.", dtype)
     formals = [f"{s.prefix}state{k}" for k in range(len(states))]
     scanned, before = [product], formals
-    turned = bool(lengths and back and cell.recurrent.scale)  # all sequences at one step are quantized together
+    is_reversed = bool(lengths and back and cell.recurrent.scale)  # all sequences at one step are quantized together
     if lengths:
         kind = b.tensor(lengths).dtype
         scanned.append(b.cast(b.op("Range", b.constant(0), _steps(b, x), b.constant(1)), kind))
@@ -333,17 +333,17 @@ def _scan(b: Body, write: Write, cell: Cell, product: str, states: list[str], ba
         inside = s.op("Less", f"{s.prefix}t", ends)
         out = s.op("Where", inside, new[0], s.number(0))
         new = [s.op("Where", inside, a, old) for a, old in zip(new, formals, strict=True)]
-    if turned:
+    if is_reversed:
         scanned[0], back = _reversed(b, product), False
     names = [*formals, f"{s.prefix}x", *([f"{s.prefix}t"] if lengths else [])]
     inputs = tuple(ModelInput(n, dtype, None) for n in names)
     graph = ImportedGraph("step", inputs, (*new, out), tuple(s.nodes), s.constants)
     ways = (int(back),) * len(scanned)
-    made = b.ops(
+    results = b.ops(
         "Scan", len(states) + 1, *states, *scanned, body=graph, num_scan_inputs=len(scanned),
         scan_input_directions=ways, scan_output_directions=(int(back),),
     )  # fmt: skip
-    return [_reversed(b, made[-1]) if turned else made[-1], *made[:-1]]
+    return [_reversed(b, results[-1]) if is_reversed else results[-1], *results[:-1]]
 
 
 def _reversed(b: Body, x: str) -> str:

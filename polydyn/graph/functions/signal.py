@@ -30,12 +30,12 @@ def transform(b: Body, parts: tuple[str, str], length: str, dtype: str, inverse:
     """
     real, imaginary = parts
     half = b.op("Add", b.op("Div", length, b.constant([2])), b.constant([1]))
-    given = half if inverse and onesided else length
-    real, imaginary = (_fitted(b, x, given) if x else "" for x in (real, imaginary))
+    input_length = half if inverse and onesided else length
+    real, imaginary = (_fitted(b, x, input_length) if x else "" for x in (real, imaginary))
     if inverse and onesided:
         return [_real_inverse(b, real, imaginary, length, half, dtype)]
-    wanted = half if onesided else length
-    cosine, sine = _angles(b, length, wanted, length, dtype)
+    output_length = half if onesided else length
+    cosine, sine = _angles(b, length, output_length, length, dtype)
     a = b.op("MatMul", real, cosine)
     c = b.op("MatMul", real, sine)
     if not inverse:
@@ -64,9 +64,9 @@ def _real_inverse(b: Body, real: str, imaginary: str, length: str, half: str, dt
 
 def _fitted(b: Body, x: str, length: str) -> str:
     """Take the first elements along the last axis, zero-padded if there are fewer."""
-    kept = b.op("Slice", x, b.constant([0]), length, b.constant([-1]))
-    missing = b.op("Sub", length, b.op("Shape", kept, start=-1))
-    return b.op("Pad", kept, b.shape(0, missing), "", b.constant([-1]))
+    first_elements = b.op("Slice", x, b.constant([0]), length, b.constant([-1]))
+    missing = b.op("Sub", length, b.op("Shape", first_elements, start=-1))
+    return b.op("Pad", first_elements, b.shape(0, missing), "", b.constant([-1]))
 
 
 def _pair(b: Body, parts: list[str]) -> str:

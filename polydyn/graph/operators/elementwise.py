@@ -92,12 +92,12 @@ def is_nan(node: OnnxNode, ctx: ExpandContext) -> None:
 def is_inf(node: OnnxNode, ctx: ExpandContext) -> None:
     """Compute whether an element is infinite with one of the signs that the attributes select."""
     (x,) = operands(node, ctx)
-    found = op("isinf", x)
+    result = op("isinf", x)
     if not node.attribute("detect_negative", 1):
-        found = op("and", found, op("gt", x, like(0, x)))
+        result = op("and", result, op("gt", x, like(0, x)))
     if not node.attribute("detect_positive", 1):
-        found = op("and", found, op("lt", x, like(0, x)))
-    emit(ctx, node, found)
+        result = op("and", result, op("lt", x, like(0, x)))
+    emit(ctx, node, result)
 
 
 @operator("Mod", infer=broadcast_infer)

@@ -44,19 +44,19 @@ def softmax(node: OnnxNode, ctx: ExpandContext) -> None:
     extents = tuple(t.shape[a] for a in axes)
     inner = source_index(rank, axes, keepdims=True)
     here = iterators(rank)
-    kept = tuple(ZERO if a in axes else i for a, i in enumerate(here))
+    row_index = tuple(ZERO if a in axes else i for a, i in enumerate(here))
     greatest = ctx.compute(shape, wide(at(ctx, t.name, inner)), reduction=extents, reduce="max")
-    shifted = op("sub", wide(at(ctx, t.name, here)), at(ctx, greatest, kept))
+    shifted = op("sub", wide(at(ctx, t.name, here)), at(ctx, greatest, row_index))
     if node.op == "LogSoftmax":
         exps = op("exp", op("sub", wide(at(ctx, t.name, inner)), at(ctx, greatest, iterators(rank))))
         total = ctx.compute(shape, exps, reduction=extents, reduce="sum")
-        emit(ctx, node, op("sub", shifted, op("log", at(ctx, total, kept))))
+        emit(ctx, node, op("sub", shifted, op("log", at(ctx, total, row_index))))
         return
     exp = ctx.compute(t.shape, op("exp", shifted))
     total = ctx.compute(shape, at(ctx, exp, inner), reduction=extents, reduce="sum")
     # one division per row: the sum is at least 1, so its reciprocal loses at most half a unit in the last place
     inverse = ctx.compute(shape, op("reciprocal", at(ctx, total, here)))
-    emit(ctx, node, op("mul", at(ctx, exp, here), at(ctx, inverse, kept)))
+    emit(ctx, node, op("mul", at(ctx, exp, here), at(ctx, inverse, row_index)))
 
 
 # -- statistics ------------------------------------------------------------------------------------------------------
@@ -250,9 +250,9 @@ def layer_normalization(node: OnnxNode, ctx: ExpandContext) -> None:
     if given(node.outputs, 1):
         emit(ctx, node, at(ctx, mean, iterators(rank)), 1)
     here = iterators(rank)
-    kept = tuple(ZERO if a in axes else i for a, i in enumerate(here))
-    centred = op("sub", wide(at(ctx, t.name, here)), at(ctx, mean, kept))
-    _scaled_output(node, ctx, op("mul", centred, at(ctx, inverse, kept)))
+    row_index = tuple(ZERO if a in axes else i for a, i in enumerate(here))
+    centred = op("sub", wide(at(ctx, t.name, here)), at(ctx, mean, row_index))
+    _scaled_output(node, ctx, op("mul", centred, at(ctx, inverse, row_index)))
 
 
 @operator("RMSNormalization", infer=layer_infer)
@@ -268,8 +268,8 @@ def rms_normalization(node: OnnxNode, ctx: ExpandContext) -> None:
     mean = mean_of(at(ctx, total, iterators(rank)), extents)
     inverse = ctx.compute(shape, inverse_root(mean, node.attribute("epsilon", 1e-5)))
     here = iterators(rank)
-    kept = tuple(ZERO if a in axes else i for a, i in enumerate(here))
-    _scaled_output(node, ctx, op("mul", wide(at(ctx, t.name, here)), at(ctx, inverse, kept)))
+    row_index = tuple(ZERO if a in axes else i for a, i in enumerate(here))
+    _scaled_output(node, ctx, op("mul", wide(at(ctx, t.name, here)), at(ctx, inverse, row_index)))
 
 
 def _scaled_output(node: OnnxNode, ctx: ExpandContext, y: Value) -> None:

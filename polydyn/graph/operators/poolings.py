@@ -62,11 +62,11 @@ def max_pool(node: OnnxNode, ctx: ExpandContext) -> None:
     x, y = ctx.tensor(node.inputs[0]), ctx.tensor(node.outputs[0])
     place, inside = _source(axes)
     element, greatest = wide(at(ctx, x.name, place)), wide(at(ctx, y.name, iterators(len(y.shape))))
-    found = op("eq", element, greatest)
+    is_maximum = op("eq", element, greatest)
     if x.dtype in FLOATS:
-        found = op("or", found, op("isnan", element))
+        is_maximum = op("or", is_maximum, op("isnan", element))
     if inside is not None:
-        found = op("where", inside, found, const(False, "bool"))
+        is_maximum = op("where", inside, is_maximum, const(False, "bool"))
     order = list(range(len(place)))
     if node.attribute("storage_order", 0):  # columns first
         order[2:] = order[:1:-1]
@@ -74,7 +74,7 @@ def max_pool(node: OnnxNode, ctx: ExpandContext) -> None:
     for a in order:
         linear = linear * x.shape[a] + place[a]
     nowhere = FromIndex("int64", product(x.shape))
-    body = op("where", found, FromIndex("int64", linear), nowhere)
+    body = op("where", is_maximum, FromIndex("int64", linear), nowhere)
     ctx.compute(y.shape, body, output=node.outputs[1], reduction=extents, reduce="min")
 
 

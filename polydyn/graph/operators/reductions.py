@@ -51,14 +51,14 @@ def reduced_shape(shape: Shape, axes: tuple[int, ...], keepdims: bool) -> Shape:
 def source_index(rank: int, axes: tuple[int, ...], keepdims: bool) -> tuple[Index, ...]:
     """Return the subscripts of the input: reduction iterators on the reduced axes, output iterators on the others."""
     out: list[Index] = []
-    kept = reduced = 0
+    output_count = reduced_count = 0
     for a in range(rank):
         if a in axes:
-            out.append(Index.of(reduction_name(reduced)))
-            reduced += 1
+            out.append(Index.of(reduction_name(reduced_count)))
+            reduced_count += 1
         else:
-            out.append(Index.of(f"d{a if keepdims else kept}"))
-            kept += 1
+            out.append(Index.of(f"d{a if keepdims else output_count}"))
+            output_count += 1
     return tuple(out)
 
 
@@ -190,10 +190,10 @@ def arg_extreme(node: OnnxNode, ctx: ExpandContext) -> None:
     x = at(ctx, t.name, source_index(len(t.shape), (axis,), keepdims))
     extent = t.shape[axis]
     best = ctx.compute(out.shape, wide(x), reduction=(extent,), reduce="max" if node.op == "ArgMax" else "min")
-    found = op("eq", wide(x), at(ctx, best, iterators(len(out.shape))))
+    is_extreme = op("eq", wide(x), at(ctx, best, iterators(len(out.shape))))
     if is_float(t.dtype):
-        found = op("or", found, op("isnan", wide(x)))
+        is_extreme = op("or", is_extreme, op("isnan", wide(x)))
     last = bool(node.attribute("select_last_index", 0))
     nowhere = const(-1, "int64") if last else FromIndex("int64", extent)
-    position = op("where", found, FromIndex("int64", Index.of(reduction_name(0))), nowhere)
+    position = op("where", is_extreme, FromIndex("int64", Index.of(reduction_name(0))), nowhere)
     ctx.compute(out.shape, position, output=out.name, reduction=(extent,), reduce="max" if last else "min")

@@ -42,9 +42,9 @@ class OnnxNode:
         """
         if name in self.attributes:
             return self.attributes[name]
-        found = _default(self.op, self.opset, name)
-        found = default if found is None else found
-        return float(np.float32(found)) if isinstance(found, float) else found
+        default_value = _default(self.op, self.opset, name)
+        default_value = default if default_value is None else default_value
+        return float(np.float32(default_value)) if isinstance(default_value, float) else default_value
 
 
 @lru_cache(maxsize=4096)

@@ -341,8 +341,8 @@ def _weights(node: OnnxNode, ctx: ExpandContext, axis: Axis, coordinates: str, d
         return [ctx.compute((axis.output,), w) for w in weights]
     first = floor - (len(weights) // 2 - 1)
     inside = [in_range(first + i, axis.size) for i in range(len(weights))]
-    kept = [op("where", ok, w, const(0, dtype)) for ok, w in zip(inside, weights, strict=True)]
-    loads = [at(ctx, ctx.compute((axis.output,), w), (here,)) for w in kept]
+    inside_weights = [op("where", ok, w, const(0, dtype)) for ok, w in zip(inside, weights, strict=True)]
+    loads = [at(ctx, ctx.compute((axis.output,), w), (here,)) for w in inside_weights]
     total = at(ctx, ctx.compute((axis.output,), reduce(partial(op, "add"), loads)), (here,))
     return [ctx.compute((axis.output,), op("div", w, total)) for w in loads]
 

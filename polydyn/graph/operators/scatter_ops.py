@@ -35,8 +35,8 @@ BOOLEAN_REDUCTIONS = {"add": "max", "mul": "min"}
 
 def _reduction(node: OnnxNode, ctx: ExpandContext) -> str:
     """Return the reduction of old and new elements: ``none``, or a key of ``REDUCTIONS``."""
-    found = str(node.attribute("reduction", "none"))
-    return BOOLEAN_REDUCTIONS.get(found, found) if ctx.tensor(node.inputs[0]).dtype == "bool" else found
+    reduction = str(node.attribute("reduction", "none"))
+    return BOOLEAN_REDUCTIONS.get(reduction, reduction) if ctx.tensor(node.inputs[0]).dtype == "bool" else reduction
 
 
 def infer_scatter_nd(node: OnnxNode, ctx: InferContext) -> tuple[Inferred, ...]:
@@ -63,11 +63,11 @@ def expand_scatter_nd(node: OnnxNode, ctx: ExpandContext) -> None:
     data, indices, updates = (ctx.tensor(n) for n in node.inputs)
     k, outer = int(indices.shape[-1].constant or 0), len(indices.shape) - 1
     d = iterators(len(data.shape))
-    turned = _turned_round(node, ctx, k)
-    if turned is None:
+    inverse = _turned_round(node, ctx, k)
+    if inverse is None:
         scatter_by_search(node, ctx, k)
         return
-    source, inside = turned
+    source, inside = inverse
     place = (*source, *d[k:])
     assert len(place) == outer + len(d) - k
     old, new = at(ctx, data.name, d), at(ctx, updates.name, place)
@@ -90,10 +90,10 @@ def _turned_round(node: OnnxNode, ctx: ExpandContext, k: int) -> tuple[list[Inde
     where = tuple(Index.of(n) if n in ranges else ZERO for n in names)
     left: dict[int, Index] = {}
     for j in range(k):
-        found = ctx.position(indices.name, (*where, Index.of(j)), data.shape[j], ranges)
-        if found is None:
+        position = ctx.position(indices.name, (*where, Index.of(j)), data.shape[j], ranges)
+        if position is None:
             return None
-        left[j] = found
+        left[j] = position
     d, source, inside = iterators(len(data.shape)), [], []
     for n, e in zip(names, sizes, strict=True):
         if n not in ranges:

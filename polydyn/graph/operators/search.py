@@ -157,9 +157,9 @@ def max_unpool(node: OnnxNode, ctx: ExpandContext) -> None:
     assert match is not None
     last = last_match(ctx, y.shape, match, extents)
     new = at(ctx, x.name, (*d[:2], *decoded(fetch(last, d), extents)))
-    found = op("ge", at(ctx, last, d), const(0, "int64"))
+    is_found = op("ge", at(ctx, last, d), const(0, "int64"))
     outside = [in_range(i, n) for i, n, m in zip(d, inferred, y.shape, strict=True) if n != m]
-    emit(ctx, node, op("where", all_of([*outside, found]) or found, new, like(0, new)))
+    emit(ctx, node, op("where", all_of([*outside, is_found]) or is_found, new, like(0, new)))
 
 
 def infer_eye_like(node: OnnxNode, ctx: InferContext) -> tuple[Inferred, ...]:

@@ -115,11 +115,11 @@ def _same_elements(
 ) -> tuple[Dim, ...]:
     """Request sizes from the host, with as many elements as the input has."""
     x = ctx.tensor(node.inputs[0])
-    found = ctx.ask(kind, node.inputs[1:2], names, x.shape, settings)
-    count, why = product(found), f"{x.name} has as many elements before as after"
+    sizes_found = ctx.ask(kind, node.inputs[1:2], names, x.shape, settings)
+    count, why = product(sizes_found), f"{x.name} has as many elements before as after"
     ctx.promise(count, product(x.shape), why)
     ctx.promise(product(x.shape), count, why)
-    return found
+    return sizes_found
 
 
 def _unshared(old: Sequence[Dim], new: Sequence[Dim]) -> tuple[Index, Index]:
@@ -159,16 +159,16 @@ def infer_squeeze(node: OnnxNode, ctx: InferContext) -> tuple[Inferred, ...]:
     if is_data(node, ctx, 1):
         left = len(x.shape) - data_count(node, ctx, node.inputs[1], "axes")
         return (Inferred(x.dtype, _same_elements(node, ctx, "squeeze", [f"size{k}" for k in range(left)])),)
-    given = ints(node, ctx, 1, "axes")
-    if given is None:
-        gone = {a for a, d in enumerate(x.shape) if ctx.equal(d, ONE)}
+    axes = ints(node, ctx, 1, "axes")
+    if axes is None:
+        squeezed = {a for a, d in enumerate(x.shape) if ctx.equal(d, ONE)}
         if open_axes := [a for a, d in enumerate(x.shape) if ctx.equal(d, ONE) is None]:
-            raise _squeeze_of_each_rank(node, ctx, gone, open_axes)
+            raise _squeeze_of_each_rank(node, ctx, squeezed, open_axes)
     else:
-        gone = {normalize_axis(node, a, len(x.shape)) for a in given}
-        for a in gone:
+        squeezed = {normalize_axis(node, a, len(x.shape)) for a in axes}
+        for a in squeezed:
             ctx.unify(x.shape[a], ONE, f"axis {a} of {x.name} is squeezed")
-    shape = tuple(d for a, d in enumerate(x.shape) if a not in gone)
+    shape = tuple(d for a, d in enumerate(x.shape) if a not in squeezed)
     return (Inferred(x.dtype, shape, reshaped(ctx.value(x.name), shape)),)
 
 
@@ -352,11 +352,11 @@ def _expanded_by_data(node: OnnxNode, ctx: InferContext) -> tuple[Dim, ...]:
     if all(d == 1 for d in x.shape) and data_count(node, ctx, shape, "shape") >= len(x.shape):
         return data_sizes(node, ctx, shape, "shape")
     rank = max(data_count(node, ctx, shape, "shape"), len(x.shape))
-    found = list(ctx.ask("broadcast", (shape,), [f"shape{k}" for k in range(rank)], x.shape))
+    shape_found = list(ctx.ask("broadcast", (shape,), [f"shape{k}" for k in range(rank)], x.shape))
     for k, d in enumerate(x.shape, rank - len(x.shape)):
         if d != 1:
-            found[k] = ctx.broadcast(d, found[k], f"axis {k} of {x.name} {list(x.shape)} is expanded")
-    return tuple(found)
+            shape_found[k] = ctx.broadcast(d, shape_found[k], f"axis {k} of {x.name} {list(x.shape)} is expanded")
+    return tuple(shape_found)
 
 
 @operator("Expand", infer=infer_expand)

@@ -99,20 +99,20 @@ def _cuts_by_data(node: OnnxNode, ctx: Context) -> dict[int, Cut]:
     known = None if steps and is_data(node, ctx, 4) else _fixed_steps(node, ctx, count)
     inputs = (*node.inputs[1:3], axes or "", steps or "")
     names = [f"{what}{a}" for a in range(len(x.shape)) for what in ("start", "size", "forwards", "backwards")]
-    found = ctx.ask("slice", inputs, names, x.shape)
+    sizes_by_host = ctx.ask("slice", inputs, names, x.shape)
     touched = range(len(x.shape)) if fixed is None else [normalize_axis(node, a, len(x.shape)) for a in fixed]
     out = {}
     for k, a in enumerate(touched):
-        start, size, forwards, backwards = found[4 * a : 4 * a + 4]
+        start, size, forwards, backwards = sizes_by_host[4 * a : 4 * a + 4]
         step = forwards - backwards if known is None or fixed is None else Index.of(known[k])
         out[a] = Cut(start, step.constant or step, size)
     return out
 
 
-def _promise_inside(node: OnnxNode, ctx: InferContext, found: dict[int, Cut]) -> None:
+def _promise_inside(node: OnnxNode, ctx: InferContext, host_cuts: dict[int, Cut]) -> None:
     """Record that a part computed by the host is inside its axis."""
     x = ctx.tensor(node.inputs[0])
-    for a, c in found.items():
+    for a, c in host_cuts.items():
         ctx.promise(c.start, x.shape[a], f"a slice of axis {a} begins inside")
         ctx.promise(c.size, x.shape[a], f"a slice of axis {a} is no longer than the axis")
         if c.step == 1:
@@ -122,13 +122,13 @@ def _promise_inside(node: OnnxNode, ctx: InferContext, found: dict[int, Cut]) ->
 def infer_slice(node: OnnxNode, ctx: InferContext) -> tuple[Inferred, ...]:
     """Infer sizes by numpy's rules. For a vector of sizes, also infer the values."""
     x = ctx.tensor(node.inputs[0])
-    found = cuts(node, ctx)
+    axis_cuts = cuts(node, ctx)
     if _by_data(node, ctx):
-        _promise_inside(node, ctx, found)
-    shape = tuple(found[a].size if a in found else d for a, d in enumerate(x.shape))
+        _promise_inside(node, ctx, axis_cuts)
+    shape = tuple(axis_cuts[a].size if a in axis_cuts else d for a, d in enumerate(x.shape))
     value = ctx.value(x.name)
     if value is not None:
-        for a, c in found.items():
+        for a, c in axis_cuts.items():
             start, size = c.start.constant, c.size.constant
             if start is None or size is None or not isinstance(c.step, int):
                 return (Inferred(x.dtype, shape),)
@@ -140,9 +140,9 @@ def infer_slice(node: OnnxNode, ctx: InferContext) -> tuple[Inferred, ...]:
 def expand_slice(node: OnnxNode, ctx: ExpandContext) -> None:
     """Add a view with shifted, scaled subscripts."""
     x, y = ctx.tensor(node.inputs[0]), ctx.tensor(node.outputs[0])
-    found = cuts(node, ctx)
+    axis_cuts = cuts(node, ctx)
     d = iterators(len(x.shape))
-    at = tuple(found[a].start + i * found[a].step if a in found else i for a, i in enumerate(d))
+    at = tuple(axis_cuts[a].start + i * axis_cuts[a].step if a in axis_cuts else i for a, i in enumerate(d))
     ctx.compute(y.shape, load(x.name, at, x.dtype), output=y.name)
 
 
@@ -323,8 +323,8 @@ def expand_trilu(node: OnnxNode, ctx: ExpandContext) -> None:
     if len(node.inputs) > 1 and node.inputs[1]:  # beyond every element, all diagonals are equivalent
         known, most = scalar(ctx, node.inputs[1]), 2**62
         if known is None:
-            asked = op("min", single(ctx, node.inputs[1]), const(most, "int64"))
-            diagonal = op("max", asked, const(-most, "int64"))
+            offset = op("min", single(ctx, node.inputs[1]), const(most, "int64"))
+            diagonal = op("max", offset, const(-most, "int64"))
         else:
             diagonal = const(max(min(int(known), most), -most), "int64")
     relation = "ge" if node.attribute("upper", 1) else "le"

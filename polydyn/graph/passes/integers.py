@@ -76,8 +76,8 @@ class _Products(Rewriting):
         if n is None or n.body.dtype != "float32":
             return False
         assert isinstance(n.body, Op)
-        found = [x for x in (self._operand(n, v) for v in n.body.args) if x is not None]
-        rows, weights = ([x for x in found if self._is_constant(x) == c] for c in (False, True))
+        operands = [x for x in (self._operand(n, v) for v in n.body.args) if x is not None]
+        rows, weights = ([x for x in operands if self._is_constant(x) == c] for c in (False, True))
         if len(rows) != 1 or len(weights) != 1:
             return False
         factor = self._factor(rows[0].step, weights[0].step)
@@ -87,7 +87,7 @@ class _Products(Rewriting):
         offset = self._offset(n, row.step, column.step)
         if offset is not None:
             row = replace(row, step=replace(row.step, zero=None))
-        body = op("mul", *(row.value if x is rows[0] else x.value for x in found))
+        body = op("mul", *(row.value if x is rows[0] else x.value for x in operands))
         self._write(
             n, body, offset, load(self.constant(f"{n.output}@scale", factor), column.step.scale.index, "float32")
         )
@@ -111,10 +111,10 @@ class _Products(Rewriting):
         constant (a slice, whose constant has more steps than the product).
         """
         zero = number(self.constants, rows.zero)
-        found = column_sums(n, weights.x, self.constants[weights.x.buffer])
-        if not zero or found is None or weights.zero is not None:
+        column_sum = column_sums(n, weights.x, self.constants[weights.x.buffer])
+        if not zero or column_sum is None or weights.zero is not None:
             return None
-        sums, index = found
+        sums, index = column_sum
         offsets = (sums.astype(np.int64) * int(zero)).astype(np.int32)
         return load(self.constant(f"{n.output}@zero", offsets), index, "int32")
 
@@ -147,9 +147,9 @@ class _Products(Rewriting):
 
     def _inside(self, padded: Compute) -> Step | None:
         """Return the dequantization inside a padding with zeros."""
-        found = _padding(padded)
-        assert found is not None
-        x = through_views(self.graph, self.makers, found[1], padded)
+        padding = _padding(padded)
+        assert padding is not None
+        x = through_views(self.graph, self.makers, padding[1], padded)
         step = dequantization(self.makers.get(x.buffer))
         return step.at(x.index) if step else None
 

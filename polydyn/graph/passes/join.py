@@ -172,8 +172,8 @@ class Join:
 
     def _readers(self) -> list[Compute]:
         """Return the only readers of the members if they are element-wise and of one form, else an empty list."""
-        found = [self.editor.consumers[m.output] for m in self.members]
-        readers = [c[0] for c in found if len(c) == 1 and isinstance(c[0], Compute)]
+        consumers = [self.editor.consumers[m.output] for m in self.members]
+        readers = [c[0] for c in consumers if len(c) == 1 and isinstance(c[0], Compute)]
         outputs = any(m.output in self.graph.outputs for m in self.members)
         if outputs or len({r.output for r in readers}) < len(self.members):
             return []
@@ -307,10 +307,10 @@ class Join:
         parts = []
         for x in xs:
             names = list(map(str, x.index))
-            wanted = list(map(str, xs[0].index))
-            if names != wanted and (sorted(names) != sorted(wanted) or len(set(names)) < len(names)):
+            axis_names = list(map(str, xs[0].index))
+            if names != axis_names and (sorted(names) != sorted(axis_names) or len(set(names)) < len(names)):
                 raise Different
-            order = tuple(range(len(names))) if names == wanted else tuple(names.index(w) for w in wanted)
+            order = tuple(range(len(names))) if names == axis_names else tuple(names.index(w) for w in axis_names)
             shape = self.graph.constants[x.buffer].shape
             arrays.append(tuple(shape[p] for p in order))
             parts.append((x.buffer, order))

@@ -43,9 +43,9 @@ def join_members(editor: GraphEditor, members: Sequence[Compute], forms: Iterabl
     while len(rest) > 1:
         best: tuple[list[Compute], Join] | None = None
         for form in forms:
-            found = _grown(editor, rest, form, refused)
-            if found is not None and (best is None or len(found[0]) > len(best[0])):
-                best = found
+            grown = _grown(editor, rest, form, refused)
+            if grown is not None and (best is None or len(grown[0]) > len(best[0])):
+                best = grown
         if best is not None:
             best[1].commit()
             editor.notes.append(f"{_names(m.output for m in best[0])}: {done}")

@@ -44,9 +44,9 @@ class _Weights:
 
 def products_of_nibbles(graph: Graph) -> Graph:
     """Let products with 4-bit constants read these directly."""
-    found = _Nibbles(graph)
-    found.nodes += map(found.node, graph.nodes)
-    return live(found.result()) if found.notes else graph
+    rewriting = _Nibbles(graph)
+    rewriting.nodes += map(rewriting.node, graph.nodes)
+    return live(rewriting.result()) if rewriting.notes else graph
 
 
 class _Nibbles(Rewriting):
@@ -131,13 +131,13 @@ class _Nibbles(Rewriting):
 def _computed_now(graph: Graph, names: Collection[str]) -> dict[str, Array] | None:
     """Evaluate tensors that nodes compute from constants alone. Returns None if other tensors are read."""
     nodes = live_nodes(graph.nodes, names)
-    needed, made = {*names, *(t for n in nodes for t in n.inputs)}, {n.output for n in nodes}
-    if needed - made - graph.constants.keys() or any(map(free_symbols, nodes)):
+    needed, computed = {*names, *(t for n in nodes for t in n.inputs)}, {n.output for n in nodes}
+    if needed - computed - graph.constants.keys() or any(map(free_symbols, nodes)):
         return None
-    found = {t: a for t, a in graph.constants.items() if t in needed}
+    values = {t: a for t, a in graph.constants.items() if t in needed}
     for n in nodes:
-        found[n.output] = evaluate_node(n, graph.tensors[n.output], {}, found)
-    return {t: found[t] for t in names}
+        values[n.output] = evaluate_node(n, graph.tensors[n.output], {}, values)
+    return {t: values[t] for t in names}
 
 
 def _block(read: list[Load], steps: int) -> int:

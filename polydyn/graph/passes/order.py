@@ -35,20 +35,20 @@ class Dependences:
 def in_order(nodes: Iterable[Node]) -> tuple[Node, ...]:
     """Sort nodes topologically, keeping their order where possible. Raises PolydynError for a cycle."""
     nodes = tuple(nodes)
-    made = {n.output: n for n in nodes}
+    producers = {n.output: n for n in nodes}
     done: dict[str, Node] = {}
     open_: set[str] = set()
     for n in nodes:
         stack = [n.output]
         while stack:
             t = stack[-1]
-            wanted = [i for i in made[t].inputs if i in made and i not in done]
-            if t in done or not wanted:
-                done.setdefault(t, made[t])
+            missing = [i for i in producers[t].inputs if i in producers and i not in done]
+            if t in done or not missing:
+                done.setdefault(t, producers[t])
                 open_.discard(stack.pop())
             elif t in open_:
                 raise PolydynError("nodes were merged that depend on one another", tensor=t)
             else:
                 open_.add(t)
-                stack += reversed(wanted)
+                stack += reversed(missing)
     return tuple(done.values())

@@ -44,11 +44,11 @@ class _Scales(Rewriting):
         if n is None or n.body.dtype != "float32":
             return False
         assert isinstance(n.body, Op)
-        found = [self._operand(n, v) for v in n.body.args]
-        factor = np.prod([np.float32(c) for _, c in found], dtype=np.float32)
-        if all(v is w for (v, _), w in zip(found, n.body.args, strict=True)) or not is_ordinary(factor):
+        operands = [self._operand(n, v) for v in n.body.args]
+        factor = np.prod([np.float32(c) for _, c in operands], dtype=np.float32)
+        if all(v is w for (v, _), w in zip(operands, n.body.args, strict=True)) or not is_ordinary(factor):
             return False
-        n, shape = replace(n, body=op("mul", *(v for v, _ in found))), self.tensors[n.output].shape
+        n, shape = replace(n, body=op("mul", *(v for v, _ in operands))), self.tensors[n.output].shape
         by, readers = const(float(factor), "float32"), self.readers.get(n.output, [])
         if n.output not in self.graph.outputs and all(_computes(x) for x in readers):
             self.nodes.append(n)

@@ -129,10 +129,10 @@ class _Tidy:
     def _cast(self, v: Op) -> Value:
         """Return one cast in place of two when the first one loses nothing."""
         (x,) = v.args
-        made = self.nodes.get(x.buffer) if isinstance(x, Load) else None
-        if not isinstance(x, Load) or not isinstance(made, Compute) or made.reduce is not None:
+        producer = self.nodes.get(x.buffer) if isinstance(x, Load) else None
+        if not isinstance(x, Load) or not isinstance(producer, Compute) or producer.reduce is not None:
             return v
-        inner = made.at(x.index)
+        inner = producer.at(x.index)
         if not isinstance(inner, Op) or inner.name != "cast" or not isinstance(inner.args[0], Load):
             return v
         source = inner.args[0]
