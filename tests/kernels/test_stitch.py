@@ -57,7 +57,7 @@ def test_both_versions_of_a_symbolic_row_give_the_same_bits(
 ) -> None:
     assert callable(build)
     kept = polydyn.compile(build("L"), threads=2)
-    monkeypatch.setattr(cpu, "asked", lambda core: replace(core, l2=2 * 31 * 4))
+    monkeypatch.setattr(cpu, "with_system_cache", lambda core: replace(core, l2=2 * 31 * 4))
     bounded = plan_program(build("L"))
     (launch,) = bounded.launches
     assert launch.candidates[0].scratch.evaluate({"B": 4, "L": 10**9, "nth": 1}) <= 2 * (31 * 4 + 64 * 3)

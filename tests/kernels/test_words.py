@@ -73,7 +73,7 @@ def test_products_of_bytes(processor: None, dtype: str) -> None:
 
 def test_weights_that_no_cache_holds_are_one_stream(processor: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """Panels are as wide as a register tile; the last one is partial."""
-    monkeypatch.setattr(cpu, "asked", lambda core: replace(core, l2=1 << 12))
+    monkeypatch.setattr(cpu, "with_system_cache", lambda core: replace(core, l2=1 << 12))
     k, n = 70, 100
     inputs: Any = {"a": ("uint8", ["M", k]), "za": ("uint8", [])}
     m = quantized_model([node("MatMulInteger", "a b za", "y")], inputs, ["y"], b=byte("int8", k, n))
