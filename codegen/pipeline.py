@@ -6,7 +6,9 @@ Every builder gives its steps in order. ``run`` applies them; with ``POLYDYN_VER
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 
 from polydyn.codegen.check import free_names, verify_body
@@ -32,6 +34,51 @@ class Step:
     what: str
     run: Callable[[Body], Body]
     opens: tuple[str, ...] = ()
+
+
+Watcher = Callable[[str, str, Body], None]
+"""Function that is called with a kernel's name, the name of a step and the body after it."""
+LAST = "last"
+"""The name of the step after which a kernel is printed."""
+_WATCHERS: ContextVar[tuple[Watcher, ...]] = ContextVar("polydyn_watchers", default=())
+
+
+@contextmanager
+def watched(watcher: Watcher) -> Iterator[None]:
+    """Call ``watcher`` after every step of the kernels that this thread builds in the meantime."""
+    token = _WATCHERS.set((*_WATCHERS.get(), watcher))
+    try:
+        yield
+    finally:
+        _WATCHERS.reset(token)
+
+
+class Loops(dict[str, Body]):
+    """The loop IR that kernels are printed from, by kernel name. ``steps``: kernel -> (step, the body after it)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.steps: dict[str, list[tuple[str, Body]]] = {}
+
+
+@contextmanager
+def loops_kept() -> Iterator[Loops]:
+    """Collect the loop IR of every kernel that this thread builds in the meantime."""
+    kept = Loops()
+
+    def keep(kernel: str, step: str, body: Body) -> None:
+        kept.steps.setdefault(kernel, []).append((step, body))
+        if step == LAST:
+            kept[kernel] = body
+
+    with watched(keep):
+        yield kept
+
+
+def finished(kernel: str, body: Body) -> None:
+    """Report the loop IR that a kernel is printed from."""
+    for watcher in _WATCHERS.get():
+        watcher(kernel, LAST, body)
 
 
 def loops(kernel: str, proven: Proven) -> Body:
@@ -63,6 +110,8 @@ def run(kernel: str, body: Body, steps: Iterable[Step], names: Collection[str] =
         if verify:
             opened = opened.union(step.opens).difference(names)
             _verify(kernel, step, body, names, opened)
+        for watcher in _WATCHERS.get():
+            watcher(kernel, step.name, body)
         if shown:
             _show(kernel, step, body)
     return body

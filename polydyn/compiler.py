@@ -16,8 +16,7 @@ from polydyn.backends import Options, Target, target_of
 from polydyn.backends.launches import distinct_kernels, host_plan
 from polydyn.build.compiler import TARGETS, architecture_of, find_compiler, required_features
 from polydyn.build.features import architecture, machine_features
-from polydyn.codegen.cpu.emit import loops_kept
-from polydyn.codegen.ir import Body
+from polydyn.codegen.pipeline import Loops, loops_kept
 from polydyn.debug import Stage, Verify, stages, verifying
 from polydyn.errors import FallbackWarning, PolydynError, UnsupportedError, planning
 from polydyn.fusion.plan import FusionPlan
@@ -275,9 +274,8 @@ def _plan(
     fused = stage("fuse", planned(graph, fuse, "fuse"), show_plan)
     with planning("kernels", (n.origin for n in graph.nodes)):
         builder = backend.builder(fused, records)
-        nothing: dict[str, Body] = {}
-        keeping: AbstractContextManager[dict[str, Body]] = nullcontext(nothing)
-        with loops_kept() if verifying(Verify.KERNELS) else keeping as loops:
+        nothing: AbstractContextManager[Loops] = nullcontext(Loops())
+        with loops_kept() if verifying(Verify.PLANS) else nothing as loops:
             placed = backend.place(builder, lambda some: ahead(distinct_kernels(some)) if ahead else None)
         kernels = stage("kernels", placed)
     with planning("host plan", (n.origin for n in graph.nodes)):

@@ -170,7 +170,8 @@ class Verify(IntEnum):
     """What is verified besides what always is, by the number that ``POLYDYN_VERIFY`` gives; each includes those below.
 
     ``PASSES``: the plan and the loop IR after every pass. ``PLANS``: host plans are interpreted at small sizes
-    (``polydyn/testing/plan``). ``KERNELS``: so are the loops of their kernels.
+    (``polydyn/testing/plan``), and kernels are executed there after every pass (``polydyn/testing/loops``).
+    ``KERNELS``: so are the addresses that the loops of a whole plan access.
     """
 
     PASSES = 1

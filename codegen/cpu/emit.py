@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from contextvars import ContextVar
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -13,27 +11,13 @@ from polydyn.codegen.cpu.streaming import CACHE
 from polydyn.codegen.ir import Body
 from polydyn.codegen.kernel import Kernel
 from polydyn.codegen.passes.tiles import tasks
-from polydyn.codegen.pipeline import Step
+from polydyn.codegen.pipeline import Step, finished
 from polydyn.codegen.printers.c import KernelPrinter
 from polydyn.debug import Level, show
 from polydyn.schedules.model import Array, stored
 
 TASK_RANGE = ("begin", "end")
 """What a kernel's function is called with besides buffers and symbols: the tasks that it runs."""
-
-_KEPT: ContextVar[dict[str, Body] | None] = ContextVar("polydyn_loops", default=None)
-"""Where this thread's kernels leave their loop IR, when somebody asks for it."""
-
-
-@contextmanager
-def loops_kept() -> Iterator[dict[str, Body]]:
-    """The loop IR of every kernel that this thread prints meanwhile, by the kernel's name, for those who check it."""
-    found: dict[str, Body] = {}
-    token = _KEPT.set(found)
-    try:
-        yield found
-    finally:
-        _KEPT.reset(token)
 
 
 def bound_names(arrays: Mapping[str, Array], symbols: tuple[str, ...]) -> tuple[str, ...]:
@@ -53,8 +37,7 @@ def emit(kernel: Kernel, body: Body, arrays: Mapping[str, Array], inline_math: b
     buffers = stored(arrays)
     verify_body(body, (*kernel.symbols, *TASK_RANGE, str(CACHE)), buffers)
     outputs = [n for n, a in arrays.items() if a.role == "output"]
-    if (kept := _KEPT.get()) is not None:
-        kept[kernel.name] = body
+    finished(kernel.name, body)
     text = KernelPrinter(kernel.name, buffers, outputs, kernel.symbols, inline_math, width).kernel(body)
     show(Level.TEXTS, kernel.name, "kernel", lambda: text, "c")
     return replace(kernel, text=text, buffers=tuple(buffers))

@@ -13,7 +13,7 @@ from polydyn.codegen.kernel import WORKSPACE, Kernel, with_block
 from polydyn.codegen.passes.narrow import LIMIT, narrow_conditions
 from polydyn.codegen.passes.threads import WARP, one_each
 from polydyn.codegen.passes.warpgroups import MEETING
-from polydyn.codegen.pipeline import Step
+from polydyn.codegen.pipeline import Step, finished
 from polydyn.codegen.printers.cuda import THREAD, CudaPrinter, shared_bytes
 from polydyn.codegen.printers.cuda_values import HALF
 from polydyn.debug import Level, show
@@ -61,6 +61,8 @@ def emit(
     outputs = [n for n, a in arrays.items() if a.role == "output"]
     floats = {arrays[n].dtype for n in outputs if n != WORKSPACE} & set(FLOATS)
     verify_body(body, (*kernel.symbols, *THREAD), buffers)
+    for printed in (kernel.name, kernel.name + "_long"):
+        finished(printed, body)
     kernel, block = replace(kernel, buffers=tuple(buffers), scratch=shared_bytes(body)), kernel.device
     threads: dict[str, IndexLike] = {"tid": block.threads, "lane": WARP, "warp": block.threads // WARP}
     threads["bid"] = kernel.tasks

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 import numpy as np
 
 from polydyn.backends import Target
 from polydyn.backends.base import Kernels
-from polydyn.codegen.ir import Body
+from polydyn.codegen.pipeline import Loops
+from polydyn.debug import Verify, verifying
 from polydyn.fusion.pipeline import prepared_graph
 from polydyn.graph.cut import Parts
 from polydyn.graph.ir import Graph
@@ -16,6 +15,7 @@ from polydyn.lowering.place import Builder
 from polydyn.program.plan import HostPlan
 from polydyn.runtime.artifact import Artifact
 from polydyn.testing.foreign.plans import check_planned_again
+from polydyn.testing.loops.steps import verify_kernels
 from polydyn.testing.plan.check import check_planned
 from polydyn.testing.plan.faults import PlanError
 from polydyn.testing.plan.framed import framed_of
@@ -30,9 +30,9 @@ CALLS = 2
 
 def verify_by_running(
     source: Graph, rewritten: Graph, builder: Builder, kernels: Kernels, plan: HostPlan, target: Target,
-    loops: Mapping[str, Body],
+    loops: Loops,
 ) -> int:  # fmt: skip
-    """Run the plan and return the number of sizes without a fault. ``loops``: kernel loops to trace too, may be empty.
+    """Run the plan and return the number of sizes without a fault. ``loops``: of the kernels.
 
     Raises ForeignError if order or shared memory is decided otherwise, PlanError if there is a fault.
     """
@@ -43,6 +43,7 @@ def verify_by_running(
     )
     planned = with_text(planned)
     check_planned_again(planned)
+    verify_kernels(planned, loops)
     return verify_planned(planned)
 
 
@@ -60,7 +61,7 @@ def verify_planned(planned: Planned) -> int:
     """Run a plan like ``verify_by_running``."""
     done = 0
     for size in SIZES:
-        found = check_planned(planned, {}, default=size, loops=bool(planned.loops))
+        found = check_planned(planned, {}, default=size, loops=verifying(Verify.KERNELS))
         if found:
             remedy = "report it with the model; Options(without={'windows', 'horizontal'}) may avoid it"
             raise PlanError(str(found[0].fault), rule=str(found[0]), remedy=remedy)

@@ -11,8 +11,8 @@ from polydyn.backends import Options, Target, target_of
 from polydyn.backends.base import BF16, Kernels
 from polydyn.backends.cpu import Cpu
 from polydyn.backends.launches import host_plan
-from polydyn.codegen.cpu.emit import loops_kept
 from polydyn.codegen.ir import Body
+from polydyn.codegen.pipeline import loops_kept
 from polydyn.fusion.pipeline import prepared_graph
 from polydyn.graph.cut import Part, cut
 from polydyn.graph.dynamic import Symbols

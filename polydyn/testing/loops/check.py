@@ -1,0 +1,183 @@
+"""Compare the loop IR of kernels with the statements of their groups, at small sizes.
+
+A case is a kernel, with the kernels after it, at one assignment of sizes. Both sides get the same random inputs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from polydyn.codegen.cpu.streaming import CACHE
+from polydyn.codegen.ir import Body
+from polydyn.codegen.kernel import COUNTERS, WORKERS, WORKSPACE, Kernel
+from polydyn.graph.dtypes import numpy_dtype
+from polydyn.lowering.place import Placed
+from polydyn.schedules.expr import Array
+from polydyn.schedules.model import SHARES, Group
+from polydyn.testing.loops.cpu import CpuRun
+from polydyn.testing.loops.cuda import CudaRun
+from polydyn.testing.loops.rooms import Broken, Unbound, poisoned
+from polydyn.testing.loops.statements import SCALES, Flat, arrays_of, expected
+from polydyn.testing.plan.arithmetic import size_of
+from polydyn.testing.plan.planned import Planned
+from polydyn.testing.plan.tensors import difference
+
+SIZES: tuple[Mapping[str, int], ...] = (
+    {"M": 5, "K": 7, "B": 2, "N": 2, "H": 6}, {"M": 19, "K": 3, "B": 1, "N": 1, "H": 11},
+    {"M": 37, "K": 21, "B": 3, "N": 2, "H": 9}, {"M": 70, "K": 50, "B": 17, "N": 3, "H": 18},
+)  # fmt: skip
+"""Sizes of the dims of ``kernel_graphs``; every other dim is 3."""
+OTHER_DIMS = 3
+CACHE_BYTES = 1 << 20
+THREADS = 2
+BELOW = (70, 16, 9, 4, 2, 1)
+"""Ends of random integers: the first one at which all subscripts that are data are in range is taken."""
+MAX_BYTES = 1 << 24
+FEW_SHARES = 3
+"""Number of slices of a split reduction at sizes where the kernel would take none."""
+MAX_WORK = 150_000
+"""Maximum number of multiplications of a case: larger ones take longer than they are worth."""
+SYMBOLS_OF_CPU = {str(CACHE): CACHE_BYTES}
+
+
+@dataclass(frozen=True)
+class Case:
+    """A kernel at some sizes. ``arrays``: inputs, and poison for outputs. ``values``: symbols of the kernel.
+
+    ``width``: float32 lanes of a CPU vector, 0 on a device. ``expected``: memory after the statements.
+    """
+
+    kernel: Kernel
+    group: Group
+    values: Mapping[str, int]
+    arrays: Mapping[str, Array] = field(repr=False)
+    expected: Flat = field(repr=False)
+    width: int = 0
+
+    @property
+    def name(self) -> str:
+        """The name of the kernel, with its version."""
+        return f"{self.kernel.name} {self.kernel.version}".strip()
+
+    def run(self, bodies: Mapping[str, Body], executed: set[int] | None = None) -> str:
+        """Return what is wrong with the results of the bodies, or "". ``bodies``: by kernel name.
+
+        ``executed`` receives the identities of the nodes that are executed. Raises Unbound if a name has no value.
+        """
+        for reverse in (False,) if self.width else (False, True):  # many missing barriers show in one order only
+            try:
+                memory = self._memory()
+                for kernel in (self.kernel, *self.kernel.after):
+                    done = self._execute(kernel, bodies[kernel.name], memory, reverse)
+                    if executed is not None:
+                        executed |= done
+            except Unbound:
+                raise
+            except Broken as e:
+                return str(e)
+            if error := self._difference(memory):
+                return error
+        return ""
+
+    def _memory(self) -> dict[str, tuple[str, Array]]:
+        memory = {n: (self.group.arrays[n].dtype, a.copy()) for n, a in self.arrays.items()}
+        words = max([0, *(k.workspace.evaluate(self.values) for k in (self.kernel, *self.kernel.after))]) // 4
+        memory[WORKSPACE] = ("float32", poisoned(words, "float32"))
+        memory[COUNTERS] = ("uint32", np.zeros(1024, np.uint32))
+        return memory
+
+    def _execute(self, kernel: Kernel, body: Body, memory: Mapping[str, tuple[str, Array]], reverse: bool) -> set[int]:
+        env = {**self.values, WORKERS: THREADS}
+        values = {**self.values, **{n: i.evaluate(env) for n, i in kernel.launch.items() if n not in self.values}}
+        tasks = kernel.tasks.evaluate(values)
+        named = {n: memory[n] for n in kernel.buffers} | ({} if self.width else dict(memory))
+        if self.width:
+            middle = (tasks + 1) // 2
+            parts = [CpuRun(named, self.width) for _ in range(2 if tasks > 1 else 1)]
+            for run, (begin, end) in zip(parts, ((0, middle), (middle, tasks)), strict=False):
+                run.run(body, {**values, **SYMBOLS_OF_CPU, "begin": begin, "end": end})
+            if len(parts) > 1:
+                for n in named:
+                    if (parts[0].stored[n] & parts[1].stored[n]).any():
+                        raise Broken(f"two tasks write {n}")
+            return set().union(*(p.executed for p in parts))
+        device = CudaRun(named, kernel, values, reverse)
+        device.run(body, tasks)
+        return device.executed
+
+    def _difference(self, memory: Mapping[str, tuple[str, Array]]) -> str:
+        for n, (_, got) in memory.items():
+            if n not in self.arrays or self.group.arrays[n].role != "output":
+                continue
+            written = self.expected.written[n]
+            error = difference(got[written], self.expected.arrays[n][written])
+            if error:
+                return f"{n}: {error}"
+            if not np.array_equal(got[~written].view(np.uint8), self.arrays[n][~written].view(np.uint8)):
+                return f"{n}: elements that no statement writes are written"
+        return ""
+
+
+def cases_of(planned: Planned, sizes: Mapping[str, int], seed: int = 0) -> Iterator[Case]:
+    """Yield the kernels of a plan that may run at some sizes."""
+    dims = _dims(planned, sizes)
+    for p in planned.kernels.placed:
+        names = {k.name for k in p.kernels}
+        for kernel in p.kernels:
+            if kernel.name.removesuffix("_long") in names - {kernel.name}:
+                continue  # the same loops with wider indices
+            case = _case(planned, p, kernel, dims, seed)
+            if case is not None:
+                yield case
+
+
+def names_of(planned: Planned) -> list[str]:
+    """Return the names of the dims of a plan, sorted."""
+    return sorted({s for b in planned.plan.buffers.values() for d in b.shape for s in d.symbols()})
+
+
+def _dims(planned: Planned, sizes: Mapping[str, int]) -> dict[str, int]:
+    """Return the values of all dims of a model and of the strides of its inputs and outputs."""
+    buffers = planned.plan.buffers.values()
+    dims = {n: sizes.get(n, OTHER_DIMS) for n in names_of(planned)}
+    for b in buffers:
+        for k, symbol in enumerate(b.strides):
+            dims[symbol] = math.prod(size_of(d, dims) for d in b.shape[k + 1 :])
+    return dims
+
+
+def _case(planned: Planned, p: Placed, kernel: Kernel, dims: Mapping[str, int], seed: int) -> Case | None:
+    values = kernel.values({n: size_of(e, dims) for n, e in p.lowered.params.items()}, THREADS)
+    if values.get(SHARES) == 0:  # the decision takes it at larger sizes only
+        values[SHARES] = FEW_SHARES
+    group = planned.groups.get(kernel.name, p.lowered.group)
+    whole = all(i.evaluate(values) % n == 0 for i, n in kernel.multiples)
+    if not whole or not all(c.holds(values) for c in kernel.conditions) or _work(group, values) > MAX_WORK:
+        return None
+    if set(p.lowered.buffers) != set(group.arrays) & set(p.lowered.buffers):
+        return None  # operands in another form than the statements have them
+    elements, constants = dict[str, int](), dict[str, Array]()
+    for n, buffer in p.lowered.buffers.items():
+        b = planned.plan.buffers[buffer]
+        elements[n] = math.prod(size_of(d, dims) for d in b.shape)
+        if buffer in planned.plan.constants:
+            kind = numpy_dtype(group.arrays[n].dtype)
+            constants[n] = np.ascontiguousarray(planned.plan.constants[buffer]).reshape(-1).view(kind)
+            elements[n] = len(constants[n])
+    for below in BELOW:
+        arrays = arrays_of(group, elements, np.random.default_rng(seed), below, SCALES[seed % 2]) | constants
+        if sum(a.nbytes for a in arrays.values()) > MAX_BYTES:
+            return None
+        with contextlib.suppress(IndexError):  # integers that are subscripts out of range
+            memory = expected(group, planned.forms.get(p.key), arrays, values)
+            return Case(kernel, group, values, arrays, memory, planned.width)
+    return None
+
+
+def _work(group: Group, values: Mapping[str, int]) -> int:
+    return max((math.prod(size_of(e, values) for _, e in s.iters) for s in group.statements), default=0)

@@ -1,0 +1,260 @@
+"""Execute the loop IR of a CPU kernel. A value of several lanes is an array; tasks run one after another."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+from polydyn.codegen.ir import (
+    Alloc,
+    Apply,
+    Body,
+    Call,
+    Def,
+    FlatLoad,
+    For,
+    If,
+    Let,
+    Mark,
+    Node,
+    Outline,
+    Set,
+    Store,
+    Switch,
+)
+from polydyn.graph.dtypes import numpy_dtype
+from polydyn.schedules.expr import ITEMSIZE, Array
+from polydyn.testing.loops.indices import Env, Indices, Run
+from polydyn.testing.loops.leaves_cpu import CALLS, FUNCTIONS, Tiles, leaf
+from polydyn.testing.loops.rooms import Broken, Room, Unbound, poisoned, value_dtype
+from polydyn.testing.loops.values import REDUCE, Values, fit
+
+Action = Callable[[Env], None]
+MAX_STEPS = 1 << 22
+"""Maximum number of loop iterations of a run: a kernel that needs more is taken for one that never ends."""
+
+
+class CpuRun:
+    """One run of a kernel. ``buffers``: name -> (dtype, elements); outputs are written in place. ``width``: lanes of a
+    whole float32 vector.
+    """
+
+    def __init__(self, buffers: Mapping[str, tuple[str, Array]], width: int) -> None:
+        self.rooms = {n: Room(n, t, a) for n, (t, a) in buffers.items()}
+        self.width, self.steps, self.tiles = width, 0, Tiles()
+        self.executed: set[int] = set()
+        self.stored = {n: np.zeros(a.shape, bool) for n, (_, a) in buffers.items()}
+        """The elements of each buffer that a store has written."""
+        self.indices = Indices(self._fetch)
+        self.values = Values(self.indices, self._load, self._apply)
+
+    def run(self, body: Body, env: Mapping[str, int]) -> None:
+        """Execute a body. Raises Broken if it accesses memory out of bounds or never ends."""
+        action = self.block(body)
+        try:
+            with np.errstate(all="ignore"):
+                action({n: int(v) for n, v in env.items()})
+        except KeyError as e:
+            raise Unbound(f"{e} has no value") from e
+
+    def _fetch(self, e: Env, name: str, at: int) -> int:
+        room = self.rooms[name]
+        room.check(at, at)
+        return int(room.data[at])
+
+    # -- nodes -------------------------------------------------------------------------------------------------------
+
+    def block(self, body: Body) -> Action:
+        """Return the function that executes nodes one after another."""
+        actions = [self.node(n) for n in body]
+        if len(actions) == 1:
+            return actions[0]
+
+        def run(e: Env) -> None:
+            for a in actions:
+                a(e)
+
+        return run
+
+    def node(self, n: Node) -> Action:
+        """Return the function that executes a node, and notes its identity in ``executed``."""
+        action, number = self._action(n), id(n)
+
+        def run(e: Env) -> None:
+            self.executed.add(number)
+            action(e)
+
+        return run
+
+    def _action(self, n: Node) -> Action:
+        if isinstance(n, For):
+            return self._for(n)
+        if isinstance(n, Let):
+            var, value, inner = n.var, self.indices.compile(n.value), self.block(n.body)
+
+            def bind(e: Env) -> None:
+                e[var] = value(e)
+                inner(e)
+
+            return bind
+        if isinstance(n, If):
+            return self._if(n)
+        if isinstance(n, Switch):
+            return self._switch(n)
+        if isinstance(n, Alloc):
+            return self._alloc(n)
+        if isinstance(n, (Mark, Outline)):
+            return self.block(n.body)
+        if isinstance(n, Store):
+            return self._store(n)
+        if isinstance(n, (Def, Set)):
+            return self._assign(n)
+        if isinstance(n, Call):
+            called: Action = leaf(n.function, CALLS)(self, n)
+            return called
+        raise Broken(f"a node without meaning: {n!r}")
+
+    def _for(self, n: For) -> Action:
+        var, lo, hi, inner = n.var, self.indices.compile(n.lo), self.indices.compile(n.hi), self.block(n.body)
+
+        def run(e: Env) -> None:
+            first, end = lo(e), hi(e)
+            self.steps += max(0, end - first)
+            if self.steps > MAX_STEPS:
+                raise Broken(f"loop {var} does not end")
+            for x in range(first, end):
+                e[var] = x
+                inner(e)
+
+        return run
+
+    def _if(self, n: If) -> Action:
+        tests, then, orelse = [self.indices.compare(c) for c in n.cond], self.block(n.then), self.block(n.orelse)
+        return lambda e: then(e) if all(t(e) for t in tests) else orelse(e)
+
+    def _switch(self, n: Switch) -> Action:
+        on, cases = self.indices.compile(n.on), [(k, self.block(b)) for k, b in n.cases]
+
+        def run(e: Env) -> None:
+            value = on(e)
+            for k, b in cases:
+                if value <= k:
+                    return b(e) if value > 0 else None
+            raise Broken(f"a switch on {value}, beyond its cases")
+
+        return run
+
+    def _alloc(self, n: Alloc) -> Action:
+        size, inner, name, dtype = self.indices.compile(n.size), self.block(n.body), n.buffer, n.dtype
+        self.rooms.setdefault(name, Room(name, dtype, poisoned(0, dtype)))
+
+        def run(e: Env) -> None:
+            self.rooms[name].data = poisoned(max(0, size(e)), dtype)
+            inner(e)
+
+        return run
+
+    # -- values ------------------------------------------------------------------------------------------------------
+
+    def _assign(self, n: Def | Set) -> Action:
+        name, value, lanes, kind = n.reg, self.values.compile(n.value), n.lanes, value_dtype(n.value.dtype)
+        if isinstance(n, Set) and n.reduce:
+            combine = REDUCE[n.reduce]
+
+            def update(e: Env) -> None:
+                e[name] = np.asarray(combine(e[name], fit(value(e), lanes))).astype(kind)[()]
+
+            return update
+
+        def assign(e: Env) -> None:
+            e[name] = fit(value(e), lanes)
+
+        return assign
+
+    def _apply(self, v: Apply, args: list[Run]) -> Run:
+        meaning = leaf(v.function, FUNCTIONS)
+        return lambda e: meaning(self.width, *[a(e) for a in args])
+
+    def room(self, name: str, dtype: str) -> Room:
+        """Return the room of a buffer; before the pass that allocates a buffer it grows as it is used."""
+        if name not in self.rooms:
+            self.rooms[name] = Growing(name, dtype, poisoned(0, dtype))
+        return self.rooms[name]
+
+    def _load(self, v: FlatLoad) -> Run:
+        room, kind, lanes, dtype = self.room(v.buffer, v.dtype), value_dtype(v.dtype), v.lanes, v.dtype
+        at, stride = self.indices.compile(v.address), self.indices.compile(v.stride)
+        live, guard = self._live(v), None if v.guard is None else self.values.compile(v.guard)
+        if ITEMSIZE[dtype] > ITEMSIZE[room.dtype]:
+            return lambda e: _word(room, at(e), dtype).astype(kind)[()]
+        if lanes == 1:
+
+            def scalar(e: Env) -> Any:
+                i = at(e)
+                if guard is not None and not guard(e):
+                    return kind.type(0)
+                room.check(i, i)
+                return room.view(dtype)[i].astype(kind)
+
+            return scalar
+
+        def vector(e: Env) -> Any:
+            count = min(lanes, max(0, live(e)))
+            mask = np.arange(lanes) < count
+            if guard is not None:
+                mask &= np.asarray(fit(guard(e), lanes), bool)
+            out = np.zeros(lanes, kind)
+            places = (at(e) + stride(e) * np.arange(lanes))[mask]
+            if places.size:
+                room.check(places.min(), places.max())
+                out[mask] = room.view(dtype)[places].astype(kind)
+            return out
+
+        return vector
+
+    def _live(self, n: FlatLoad | Store) -> Run:
+        lanes = n.lanes
+        return self.indices.compile(n.mask) if n.mask is not None else lambda e: lanes
+
+    def _store(self, n: Store) -> Action:
+        room, lanes, kind = self.room(n.buffer, n.value.dtype), n.lanes, value_dtype(n.value.dtype)
+        at, stride, live, value = (
+            self.indices.compile(n.address), self.indices.compile(n.stride), self._live(n), self.values.compile(n.value)
+        )  # fmt: skip
+        combine = REDUCE[n.reduce] if n.reduce else None
+
+        def store(e: Env) -> None:
+            new = fit(value(e), lanes)
+            count = min(lanes, max(0, live(e)))
+            places = at(e) + stride(e) * np.arange(count) if lanes > 1 else np.array([at(e)])
+            if not places.size:
+                return
+            room.check(places.min(), places.max())
+            x = np.broadcast_to(np.asarray(new), (lanes,))[: len(places)]
+            if combine is not None:
+                x = np.asarray(combine(room.data[places].astype(kind), x)).astype(kind)
+            room.data[places] = x.astype(room.data.dtype)
+            if room.name in self.stored:
+                self.stored[room.name][places] = True
+
+        return store
+
+
+class Growing(Room):
+    """A buffer that no pass has allocated yet."""
+
+    def check(self, low: Any, high: Any) -> None:
+        """Make room up to ``high``."""
+        if low < 0:
+            raise Broken(f"{self.name}[{low}]")
+        if high >= self.size:
+            self.data = np.concatenate([self.data, poisoned(int(high) + 1 - self.size, self.dtype)])
+
+
+def _word(room: Room, at: int, dtype: str) -> Any:
+    """Return several elements, from ``at`` on, as one."""
+    count = ITEMSIZE[dtype] // ITEMSIZE[room.dtype]
+    room.check(at, at + count - 1)
+    return np.ascontiguousarray(room.data[at : at + count]).view(numpy_dtype(dtype))[0]

@@ -1,0 +1,295 @@
+"""Plant one mistake in the loop IR of a kernel: mutants, which the interpreter must tell from the original.
+
+A mistake is a change of one node or of one value: a bound, an address, a mask, a condition, an operation, a missing
+barrier, two neighbours in the other order. Nodes without an effect on results (prefetches, hints) are left alone.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from operator import is_
+
+from polydyn.codegen.ir import (
+    Apply,
+    Between,
+    Blend,
+    Body,
+    Call,
+    Compare,
+    Def,
+    FlatLoad,
+    For,
+    Horizontal,
+    If,
+    Let,
+    Node,
+    Pointer,
+    Ramp,
+    Reg,
+    Set,
+    Store,
+    Switch,
+    Tile,
+    map_value,
+    rewrite,
+    walk,
+    walk_value,
+)
+from polydyn.schedules.expr import FLOATS, Const, FromIndex, Op, Value
+
+HINTS = (
+    "pd_drain", "pd_written_soon", "pd_prefetch", "pd_fetch", "pd_grid_begin", "pd_reg_", "pd_tma_fetch",
+    "pd_wgmma_keep", "pd_amx_end",
+)  # fmt: skip
+"""Prefixes of leaves without an effect on results."""
+NEIGHBOURS: Mapping[str, str] = {"<": "<=", "<=": "<", ">": ">=", ">=": ">", "==": "!=", "!=": "=="}
+OTHER_OP: Mapping[str, str] = {
+    "add": "sub", "sub": "add", "mul": "add", "div": "mul", "max": "min", "min": "max", "lt": "le", "le": "lt",
+    "gt": "ge", "ge": "gt", "eq": "ne", "ne": "eq", "and": "or", "or": "and",
+}  # fmt: skip
+OTHER_REDUCTION: Mapping[str, str] = {"sum": "max", "max": "min", "min": "max", "prod": "sum"}
+STREAM = "stream"
+"""Name of the number that says whether stores go around the caches."""
+Variants = Iterator[tuple[str, "Node | Body | Value"]]
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """A body with one mistake. ``text`` says which."""
+
+    text: str
+    body: Body
+
+
+def mutants(body: Body, count: int, seed: int, executed: Collection[int]) -> list[Mutant]:
+    """Return at most ``count`` different mutants of a body, drawn at random.
+
+    ``executed``: identities of the nodes that some case executes; the others are left alone.
+    """
+    places = [(k, j) for k, many in enumerate(_counts(body, executed)) for j in range(many)]
+    chosen = random.Random(seed).sample(places, min(count, len(places)))
+    return [_mutant(body, k, j) for k, j in chosen]
+
+
+def _counts(body: Body, executed: Collection[int]) -> list[int]:
+    """Return the number of mutations at every place, in the order in which ``_visit`` comes to them."""
+    found: list[int] = []
+
+    def count(n: Node, variants: Callable[[], Variants]) -> None:
+        found.append(sum(1 for _ in variants()) if id(n) in executed else 0)
+
+    _visit(body, count)
+    return found
+
+
+def _mutant(body: Body, at: int, which: int) -> Mutant:
+    seen, text = 0, ""
+
+    def change(n: Node, variants: Callable[[], Variants]) -> Node | Body | Value | None:
+        nonlocal seen, text
+        seen += 1
+        if seen - 1 != at:
+            return None
+        text, new = list(variants())[which]
+        return new
+
+    changed = _visit(body, change)
+    return Mutant(text, changed)
+
+
+Change = Callable[["Node", Callable[[], Variants]], "Node | Body | Value | None"]
+"""Function of a node and of the mutations at a place in it, which returns what takes its place, None: it stays."""
+
+
+def _visit(body: Body, change: Change) -> Body:
+    """Call ``change`` for every node, for every value of a node, and for the order of every block."""
+
+    def node(n: Node) -> Node | Body:
+        def value(v: Value) -> Value:
+            new = change(n, lambda: _of_value(v))
+            return v if new is None else new  # type: ignore[return-value]
+
+        made = n
+        if isinstance(n, (Store, Def, Set)):
+            whole = map_value(n.value, value)
+            made = n if whole is n.value else replace(n, value=whole)
+        elif isinstance(n, Call) and not n.function.startswith(HINTS):
+            args = tuple(map_value(a, value) for a in n.args)
+            made = n if all(map(is_, args, n.args)) else replace(n, args=args)
+        new = change(n, lambda: _of_node(made))
+        return made if new is None else new  # type: ignore[return-value]
+
+    def block(b: Body) -> Body:
+        new = change(b[0], lambda: _order(b)) if len(b) > 1 else None
+        return b if new is None else new  # type: ignore[return-value]
+
+    def nested(n: Node) -> Node | Body:
+        done = node(n)
+        if not isinstance(done, (For, Let)):
+            return done
+        inner = block(done.body)
+        return done if inner is done.body else replace(done, body=inner)
+
+    return block(rewrite(body, nested))
+
+
+def _order(b: Body) -> Variants:
+    """Swap two neighbours, one of which needs the other."""
+    for k, (x, y) in enumerate(pairwise(b)):
+        if _depend(x, y):
+            yield f"{_name(x)} and {_name(y)} in the other order", (*b[:k], y, x, *b[k + 2 :])
+
+
+def _depend(x: Node, y: Node) -> bool:
+    """Whether two nodes access one register or buffer, and one of them writes it."""
+    if (kinds := _accumulates(x)) and kinds == _accumulates(y):  # sums of the same kind in any order
+        return False
+    (read, written), (later, changed) = _accesses(x), _accesses(y)
+    return bool(written & (later | changed) or read & changed)
+
+
+def _accumulates(n: Node) -> set[str]:
+    """Return the reductions of a node that only accumulates into registers, else an empty set."""
+    nodes = [x for x in walk((n,)) if not isinstance(x, (For, If, Let))]
+    kinds = {x.reduce if isinstance(x, Set) else None for x in nodes}
+    return set() if None in kinds else {k for k in kinds if k}
+
+
+def _accesses(n: Node) -> tuple[set[str], set[str]]:
+    """Return the names of the registers and buffers that a node reads, and those that it writes."""
+    read, written = set[str](), set[str]()
+    for x in walk((n,)):
+        if isinstance(x, Call) and not x.function.startswith(HINTS):
+            names = {a.buffer for a in x.args if isinstance(a, (Pointer, Tile))}
+            read |= names
+            written |= names
+        if isinstance(x, (Store, Def, Set)):
+            name = x.buffer if isinstance(x, Store) else x.reg
+            written.add(name)
+            read |= {name} if isinstance(x, (Store, Set)) and x.reduce else set()
+            parts = list(walk_value(x.value))
+            read |= {v.name for v in parts if isinstance(v, Reg)}
+            read |= {v.buffer for v in parts if isinstance(v, (FlatLoad, Tile))}
+    return read, written
+
+
+def _name(n: Node) -> str:
+    text = {For: "var", Let: "var", Store: "buffer", Def: "reg", Set: "reg", Call: "function"}.get(type(n), "")
+    return f"{type(n).__name__} {getattr(n, text) if text else ''}".strip()
+
+
+def _of_node(n: Node) -> Variants:
+    name = _name(n)
+    if isinstance(n, For):
+        yield f"{name} ends one later", replace(n, hi=n.hi + 1)
+        yield f"{name} ends one earlier", replace(n, hi=n.hi - 1)
+        yield f"{name} begins one later", replace(n, lo=n.lo + 1)
+    elif isinstance(n, Let) and n.var != STREAM:
+        yield f"{name} is one more", replace(n, value=n.value + 1)
+    elif isinstance(n, If) and not _hints((*n.then, *n.orelse)):
+        yield f"{_condition(n)} is taken the other way", replace(n, then=n.orelse, orelse=n.then)
+        if all(map(_of_tail, n.cond)):  # without work to do, masks leave out all lanes
+            return
+        yield f"{_condition(n)} is not asked", (*n.then,)
+        for k, c in enumerate(n.cond):
+            other = replace(c, relation=NEIGHBOURS[c.relation])
+            yield f"{c.left} {other.relation} {c.right}", replace(n, cond=(*n.cond[:k], other, *n.cond[k + 1 :]))
+    elif isinstance(n, Switch):
+        for k in range(len(n.cases) - 1):
+            (a, x), (b, y) = n.cases[k : k + 2]
+            yield (
+                f"cases {a} and {b} are exchanged",
+                replace(n, cases=(*n.cases[:k], (a, y), (b, x), *n.cases[k + 2 :])),
+            )
+    elif isinstance(n, Store):
+        yield from _of_store(n, name)
+    elif isinstance(n, Set):
+        yield f"{name} is missing", ()
+        if n.reduce:
+            yield f"{name} replaces", replace(n, reduce=None)
+            yield f"{name} combines by {OTHER_REDUCTION[n.reduce]}", replace(n, reduce=OTHER_REDUCTION[n.reduce])
+    elif isinstance(n, Call) and not n.function.startswith(HINTS):
+        yield f"{name} is missing", ()
+
+
+def _of_tail(c: Compare) -> bool:
+    """Whether a condition asks if a whole number of vectors leaves a rest."""
+    return c.relation == ">" and any(f"({c.left} // " in str(i) for i in (c.right,))
+
+
+def _hints(body: Body) -> bool:
+    """Whether a body has no effect on results."""
+    return all(isinstance(n, Call) and n.function.startswith(HINTS) for n in body)
+
+
+def _condition(n: If) -> str:
+    return " and ".join(f"{c.left} {c.relation} {c.right}" for c in n.cond)
+
+
+def _of_store(n: Store, name: str) -> Variants:
+    yield f"{name} is missing", ()
+    yield f"{name} stores one further", replace(n, address=n.address + 1)
+    if n.reduce:
+        yield f"{name} replaces", replace(n, reduce=None)
+    if n.mask is not None:
+        yield f"{name} stores all lanes", replace(n, mask=None)
+        yield f"{name} stores a lane less", replace(n, mask=n.mask - 1)
+    if n.lanes > 1 and n.stride != 1:
+        yield f"{name} stores one apart", replace(n, stride=n.stride + 1)
+
+
+def _of_value(v: Value) -> Variants:
+    if isinstance(v, FlatLoad):
+        yield f"{v.buffer} is read one further", replace(v, address=v.address + 1)
+        yield f"{v.buffer} is read one before", replace(v, address=v.address - 1)
+        if v.mask is not None:
+            yield f"{v.buffer}: all lanes are read", replace(v, mask=None)
+            yield f"{v.buffer}: a lane less is read", replace(v, mask=v.mask - 1)
+        if v.guard is not None:
+            yield f"{v.buffer} is read unguarded", replace(v, guard=None)
+        if v.lanes > 1:
+            yield f"{v.buffer} is read one apart", replace(v, stride=v.stride + 1)
+    elif isinstance(v, Pointer):
+        yield f"the pointer to {v.buffer} is one further", replace(v, address=v.address + 1)
+    elif isinstance(v, Tile):
+        yield f"the tile {v.buffer} is met a row below", replace(v, row=v.row + 1)
+        yield f"the tile {v.buffer} is met a chunk to the right", replace(v, column=v.column + v.chunk)
+    elif isinstance(v, Op):
+        yield from _of_op(v)
+    elif isinstance(v, Const):
+        if v.dtype == "bool":
+            yield f"{v.value} is {not v.value}", replace(v, value=not v.value)
+        elif v.value == v.value and abs(v.value) != float("inf"):
+            new = v.value + 1.0 if v.dtype in FLOATS else 2 * v.value + 1
+            yield f"{v.value} is {new}", replace(v, value=new)
+    elif isinstance(v, FromIndex):
+        yield f"{v.index} is one more", replace(v, index=v.index + 1)
+    elif isinstance(v, Blend):
+        yield "a lane more is new", replace(v, count=v.count + 1)
+        yield "new and old are exchanged", replace(v, new=v.old, old=v.new)
+    elif isinstance(v, Between):
+        yield "lanes begin one later", replace(v, low=v.low + 1)
+        yield "lanes end one later", replace(v, high=v.high + 1)
+    elif isinstance(v, Ramp):
+        yield "a ramp begins one higher", replace(v, start=v.start + 1)
+    elif isinstance(v, Horizontal):
+        yield (
+            f"lanes are combined by {OTHER_REDUCTION[v.reduction]}",
+            replace(v, reduction=OTHER_REDUCTION[v.reduction]),
+        )
+    elif isinstance(v, Apply) and v.function != "vkeep_f32" and v.args:
+        yield f"{v.function} is left out", v.args[0]
+
+
+def _of_op(v: Op) -> Variants:
+    if v.name in OTHER_OP:
+        yield f"{v.name} is {OTHER_OP[v.name]}", replace(v, name=OTHER_OP[v.name])
+    if v.name in ("sub", "div", "pow") and v.args[0] != v.args[1]:
+        yield f"the sides of {v.name} are exchanged", replace(v, args=v.args[::-1])
+    if v.name in ("where", "select") and v.args[1] != v.args[2]:
+        yield f"the branches of {v.name} are exchanged", replace(v, args=(v.args[0], v.args[2], v.args[1]))
+    if len(v.args) == 1 and v.args[0].dtype == v.dtype:
+        yield f"{v.name} is left out", v.args[0]
