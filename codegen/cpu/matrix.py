@@ -16,7 +16,7 @@ from polydyn.codegen.cpu.register_tile import RegisterTile
 from polydyn.codegen.ir import Body, Call, For, Let, walk
 from polydyn.codegen.kernel import Kernel
 from polydyn.codegen.passes.bind import bind
-from polydyn.codegen.passes.matrix import ADDED, SIDE, Unit, matrix_tiles
+from polydyn.codegen.passes.matrix import SIDE, TILE_PRODUCT_LEAF, Unit, matrix_tiles
 from polydyn.codegen.pipeline import Step
 from polydyn.schedules.expr import FromIndex, Op, read_of
 from polydyn.schedules.group.words import stored_parts
@@ -24,11 +24,11 @@ from polydyn.schedules.index import ONE, ZERO, Index
 from polydyn.schedules.tree.names import c, extent, p
 from polydyn.schedules.tree.strategies import FIRST_ROW
 
-DOWN = ACROSS = 2
+TILES_DOWN = TILES_ACROSS = 2
 """Tiles of sums in a register tile, down and across. With two more for each operand, all eight tiles are used."""
 LEAST_WORDS = 8
 """Minimum words of K steps per instruction. With fewer, the unit is no faster than vectors."""
-LIVE = "live_rows"
+LIVE_ROWS = "live_rows"
 """Rows of a register tile."""
 V = Index.of
 
@@ -61,17 +61,17 @@ class MatrixTiles(RegisterTile):
     def row_steps(self, rows: int) -> tuple[Step, ...]:
         """Lower the points of the tile to instructions."""
         exact = [r for r in self._rows() if r > SIDE]
-        live = V(SIDE) if rows == SIDE else V(exact[0]) if len(exact) == 1 else V(LIVE)
+        live = V(SIDE) if rows == SIDE else V(exact[0]) if len(exact) == 1 else V(LIVE_ROWS)
         first = (ZERO,) if rows == SIDE else (ZERO, live - SIDE)
 
         def tiles(body: Body) -> Body:
             width = max(int(n.hi) for n in walk(body) if isinstance(n, For) and n.var == p("j"))
             made = matrix_tiles(body, Unit(self.name, first, tuple(range(0, width, SIDE)), words_of(self.product)))
             following = self.places.map.origin("i", V(c("i")) + 1)
-            return (Let(LIVE, following - V(FIRST_ROW), made),) if live == V(LIVE) else made
+            return (Let(LIVE_ROWS, following - V(FIRST_ROW), made),) if live == V(LIVE_ROWS) else made
 
         return (
-            Step("rows", "the tile's rows", lambda b: bind(b, {extent(p("i")): live}), (LIVE,)),
+            Step("rows", "the tile's rows", lambda b: bind(b, {extent(p("i")): live}), (LIVE_ROWS,)),
             Step("flatten", "loops of the reduction become one where they walk alike", self._flattened),
             Step("tiles", "the matrix unit computes the tile", tiles, (c("i"),)),
         )
@@ -87,7 +87,7 @@ class MatrixKernel(ContractKernel):
     def fits(x: Contraction, fill: bool) -> bool:
         """Whether the unit multiplies such words, and their layout suits its tiles. ``fill``: rows are copied."""
         value, rows = x.accumulation.value, x.rows.constant
-        if not (x.target.amx and isinstance(value, Op) and value.name in ADDED and words_of(x)):
+        if not (x.target.amx and isinstance(value, Op) and value.name in TILE_PRODUCT_LEAF and words_of(x)):
             return False
         if x.footprint is not None or (rows is not None and rows < SIDE):
             return False
@@ -97,8 +97,8 @@ class MatrixKernel(ContractKernel):
     def sizes(self, chosen: ContractTuple | None, fill: bool) -> Plan:
         """Return a plan with the whole reduction in one block, so that sums stay in their tiles."""
         plan, n = super().sizes(chosen, fill), self.product.columns.constant
-        across = ACROSS if n is None else min(ACROSS, -(-n // SIDE))
-        plan = replace(plan, rows=DOWN * SIDE, vectors=across)
+        across = TILES_ACROSS if n is None else min(TILES_ACROSS, -(-n // SIDE))
+        plan = replace(plan, rows=TILES_DOWN * SIDE, vectors=across)
         return replace(plan, block=self.product.steps, blocks=ONE, accumulator_output=None)
 
     def emitted(self, kernel: Kernel, body: Body) -> Kernel:

@@ -77,10 +77,10 @@ CHAINS = 4
 """Independent accumulators of a reduction, over all rows that are processed together."""
 ROWS_IN_FLIGHT = 2
 """Rows of an attention that are processed together, so that the end of one row overlaps with the other."""
-SHORT_ROW, LEAST_PAIRED, PAIRED_BYTES = 1024, 128, 10 << 20
+SHORT_ROW, MIN_PAIRED_ROW, PAIRED_BYTES = 1024, 128, 10 << 20
 """Limits for processing two rows together.
 
-SHORT_ROW: maximum elements of a row whose end still matters. LEAST_PAIRED: minimum rows, for which half as many
+SHORT_ROW: maximum elements of a row whose end still matters. MIN_PAIRED_ROW: minimum rows, for which half as many
 tasks are enough for any machine. PAIRED_BYTES: maximum bytes of a launch. In larger launches rows are better read
 one after another: two adjacent rows share pages, in which hardware prefetches only one stream."""
 MOST_OPERATIONS = 64
@@ -135,7 +135,7 @@ class NestKernel:
         if not self.prefix or all(e.constant is not None for e in inside):
             return ONE
         rows = product(self.extents[x] for x in self.prefix)
-        room = (SHORT_ROW - maximum(*inside), rows - LEAST_PAIRED, PAIRED_BYTES - moved_bytes(self.group))
+        room = (SHORT_ROW - maximum(*inside), rows - MIN_PAIRED_ROW, PAIRED_BYTES - moved_bytes(self.group))
         return 1 + product(minimum(1, maximum(0, x + 1)) for x in room)
 
     def _maps(self) -> bool:

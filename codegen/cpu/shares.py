@@ -15,7 +15,7 @@ from polydyn.schedules.tree.names import b, extent
 
 ROW_BLOCKS, COLUMN_BLOCKS = extent(b("i")), extent(b("j"))
 """Launch-time symbols: blocks of rows and of columns, in register tiles."""
-SHORT = 4
+SHORT_REDUCTION = 4
 """Maximum reduction steps per row of a tile for which writing its results costs more than reading its operands."""
 IN_RUNS = 8
 """Maximum reduction steps per row of a tile for which results should be written in long runs, if the columns do not
@@ -28,11 +28,12 @@ MIN_TASK_VECTORS = 10000
 """Minimum vector multiply-adds of a task, about 3 us of a core (docs/adr/0026). Smaller tasks do not pay."""
 MEMORY_BOUND_ROWS = 8
 """Maximum rows of a product that is bound by reading its columns: fewer rows do not take less time."""
-TALL, LOW = 16, 4
+MANY_ROW_TILES, FEW_ROW_TILES = 16, 4
 """Row tiles of a task.
 
-From TALL on, reading all columns once more for a task is negligible. From LOW on, it costs less than an uneven split
-in which one of two threads has an additional task."""
+From MANY_ROW_TILES on, reading all columns once more for a task is negligible. From FEW_ROW_TILES on, it costs less
+than an uneven split in which one of two threads has an additional task.
+"""
 FEW_TASKS = 4
 """With this many tasks per thread, an additional task for some threads is a small part."""
 FEW_TILES, LEAST_SHARES = 32, 4
@@ -53,7 +54,7 @@ def rows_for_all(core: Core, rows: int, columns: int, steps: int) -> int:
     If the reduction is short, most of the traffic is results, which are written row by row. If columns stay in the
     cache, rows are read once instead of once per panel.
     """
-    if steps <= SHORT * rows:
+    if steps <= SHORT_REDUCTION * rows:
         return 1
     return rows_that_stay(core, rows, Index.of(steps)) if columns * steps <= core.shared else 0
 
@@ -125,9 +126,9 @@ def split_into_tasks(
     """Divide ``blocks`` further, so that each of several ``threads`` has about ``per_thread`` tasks.
 
     Columns are divided first: a task runs over all its rows for each panel of columns anyway, and packs only its own
-    columns. Then rows are divided, into tasks of at least TALL tiles, or of LOW tiles as long as there are more threads
-    than panels and few tasks per thread. Rows are not divided if every part would pack (``packs``) columns again.
-    ``others``: tasks per block (batches).
+    columns. Then rows are divided, into tasks of at least MANY_ROW_TILES tiles, or of FEW_ROW_TILES tiles as long as
+    there are more threads than panels and few tasks per thread. Rows are not divided if every part would pack
+    (``packs``) columns again. ``others``: tasks per block (batches).
     """
     bi, bj = blocks[ROW_BLOCKS], blocks[COLUMN_BLOCKS]
     several = minimum(1, threads - 1)
@@ -137,7 +138,7 @@ def split_into_tasks(
         return {ROW_BLOCKS: bi, COLUMN_BLOCKS: columns}
     crowded = minimum(1, maximum(0, threads - nt))
     few = crowded * (threads * FEW_TASKS).ceildiv(maximum(1, others * bi * columns))
-    least = maximum(mt // (bi * TALL), minimum(few, mt // (bi * LOW)))
+    least = maximum(mt // (bi * MANY_ROW_TILES), minimum(few, mt // (bi * FEW_ROW_TILES)))
     rows = maximum(1, minimum((bj * more).ceildiv(columns), least))
     return {ROW_BLOCKS: bi * rows, COLUMN_BLOCKS: columns}
 

@@ -16,7 +16,7 @@ STREAM = "stream_bytes"
 """Launch-time symbol: bytes moved. Stores bypass the caches if it is at least the size of the last level."""
 CACHE = Index.of("PD_CACHE_BYTES")
 STREAMS = Compare(">=", Index.of("stream"), ONE)
-MOST_MOVED = 3
+MAX_TRAFFIC_RATIO = 3
 """Maximum ratio of bytes moved to bytes written. Launches that write less gain little."""
 SAMPLE = 1000
 """The size that all symbols get when strides are compared to find the outer axis."""
@@ -34,7 +34,7 @@ def moved_bytes(group: Group) -> Index:
                 read[r.buffer] = product(e for x, e in s.iters if x in iterators) * ITEMSIZE[a.dtype]
     outputs = (a for a in group.arrays.values() if a.role == "output")
     written = sum((product(a.shape) * ITEMSIZE[a.dtype] for a in outputs), ZERO)
-    return minimum(sum(read.values(), written), written * MOST_MOVED)
+    return minimum(sum(read.values(), written), written * MAX_TRAFFIC_RATIO)
 
 
 def reading_order(group: Group, head: tuple[str, ...]) -> tuple[str, ...]:

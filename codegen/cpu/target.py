@@ -9,13 +9,13 @@ LEAVES = ("pd_cpu.h", "pd_math.h", "pd_storage.h", "pd_order.h", "pd_amx.h", "pd
 """Headers of CPU kernels. The first one includes the others."""
 
 
-STARTED, LOADED, LATENCY = 2, 2, 4
+FMAS_PER_CYCLE, LOADS_PER_CYCLE, FMA_LATENCY = 2, 2, 4
 """Vector multiply-adds started, and vectors loaded from L1, per cycle; latency of a multiply-add in cycles."""
-INDEPENDENT_FMAS = STARTED * LATENCY
+INDEPENDENT_FMAS = FMAS_PER_CYCLE * FMA_LATENCY
 """Independent multiply-adds that hide the latency of one."""
 MOST_ROWS = 16
 """Maximum rows of a register tile: each has a pointer."""
-FEW_ROWS, CROWDED = 8, 0.94
+FEW_ROWS, MANY_ROWS_SPEED = 8, 0.94
 """Rows of a register tile that fit L1 together for every stride, and the relative speed of tiles with more rows
 (measured with 8 ways and with 12: 0.87 to 1.0)."""
 OVERLAP = 6
@@ -88,9 +88,9 @@ class CpuTarget:
         from L2, if there are enough of them.
         """
         sums = rows * vectors
-        others = (rows + vectors) / LOADED, vectors * self.width * 4 / self.core.read
-        hidden: float = (1 + sum((x * STARTED / sums) ** OVERLAP for x in others)) ** (-1 / OVERLAP)
-        return hidden * min(1.0, sums / INDEPENDENT_FMAS) * (CROWDED if rows > FEW_ROWS else 1)
+        others = (rows + vectors) / LOADS_PER_CYCLE, vectors * self.width * 4 / self.core.read
+        hidden: float = (1 + sum((x * FMAS_PER_CYCLE / sums) ** OVERLAP for x in others)) ** (-1 / OVERLAP)
+        return hidden * min(1.0, sums / INDEPENDENT_FMAS) * (MANY_ROWS_SPEED if rows > FEW_ROWS else 1)
 
 
 AVX512 = CpuTarget("avx512", 16, 8)

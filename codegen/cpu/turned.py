@@ -34,9 +34,9 @@ from polydyn.schedules.tree.names import Coord, MarkName, b, extent, it
 from polydyn.schedules.tree.scheduled import Scheduled
 from polydyn.schedules.tree.windows import LANES, OUTPUTS, TURN, blocked_window
 
-STRIDED = 3
+STRIDED_LOAD_OPERATIONS = 3
 """Operations of a strided vector load: two loads and a shuffle."""
-LIVE, TILE_BEGIN, LANES_BEGIN = extent(it(LANES)), f"o_{OUTPUTS}", f"o_{LANES}"
+LIVE_LANES, TILE_BEGIN, LANES_BEGIN = extent(it(LANES)), f"o_{OUTPUTS}", f"o_{LANES}"
 V = Index.of
 
 
@@ -80,7 +80,7 @@ class TurnedWindowKernel:
         taps = product(self.extents[x] for x in self.taps)
         image = product(e for _, e in self.group.statement(TURN).iters[len(self.shared) :])
         copied = image + lines * columns
-        apart = STRIDED if self.moved.split(self.pixels[1])[0] != ONE else 1
+        apart = STRIDED_LOAD_OPERATIONS if self.moved.split(self.pixels[1])[0] != ONE else 1
         over_planes = taps * lines * columns + copied * (w.bit_length() + 1)
         along_lines = taps * lines * columns.ceildiv(w) * apart
         more = planes.ceildiv(w) * over_planes - planes * along_lines
@@ -136,7 +136,7 @@ class TurnedWindowKernel:
         """Return the numbers of tiles, and of lanes if all vectors are full."""
         extents = self.schedule.extents()
         counts = {extent(b(x)): extents[b(x)] for x in (LANES, OUTPUTS)}
-        return counts | ({LIVE: V(self.target.width)} if self._has_full_vectors else {})
+        return counts | ({LIVE_LANES: V(self.target.width)} if self._has_full_vectors else {})
 
     def opened(self) -> tuple[str, ...]:
         """Return the names that statements introduce: the starts of tiles, and the locals."""
@@ -156,7 +156,7 @@ class TurnedWindowKernel:
         width, lanes = self.target.width, it(LANES)
         (body, pixels) = _fuse_pixel_loops(body)
         loop = rewrite(body, lambda n: replace(n, hi=V(width)) if isinstance(n, For) and n.var == lanes else n)
-        vectors = fold(vectorise_tile(loop, lanes, width, None if self._has_full_vectors else V(LIVE)))
+        vectors = fold(vectorise_tile(loop, lanes, width, None if self._has_full_vectors else V(LIVE_LANES)))
         return transpose_loads(by_blocks(vectors, pixels, width), pixels, width)
 
     def tile(self, body: Body) -> Body:

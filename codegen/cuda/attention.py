@@ -16,16 +16,16 @@ from collections.abc import Mapping
 from dataclasses import replace
 from functools import cached_property, partial
 
-from polydyn.codegen.cuda.attention_limits import DEEP, DEPTHS
+from polydyn.codegen.cuda.attention_limits import DEPTHS, LARGE_DEPTHS
 from polydyn.codegen.cuda.copies import Copy, Operand, copy_of
 from polydyn.codegen.cuda.emit import blocks_step, bound_names, emit, short_first, without_repeats, without_rows
 from polydyn.codegen.cuda.families import FamilyFactors, WarpgroupAttention
 from polydyn.codegen.cuda.group import ProductGroup
 from polydyn.codegen.cuda.instructions import COLUMN, INSTRUCTIONS, KEY, LANE
 from polydyn.codegen.cuda.keys import loops_over_keys
-from polydyn.codegen.cuda.product import THREAD_MAPPED_LOOPS, UNROLLED, deal_copies, products, split_copies
+from polydyn.codegen.cuda.product import THREAD_MAPPED_LOOPS, UNROLL_HINTS, deal_copies, products, split_copies
 from polydyn.codegen.cuda.rows import CudaNestKernel
-from polydyn.codegen.cuda.softmax import STATISTICS, WHOLE, OnlineRows
+from polydyn.codegen.cuda.softmax import STATISTICS, UNMASKED_TILE, OnlineRows
 from polydyn.codegen.cuda.sums import Sums, lane_points
 from polydyn.codegen.cuda.tile import CudaTile
 from polydyn.codegen.cuda.turns import MORE, VOTES, two_pass_loop, vote
@@ -85,7 +85,7 @@ ROWS, STAGES, WARPS = 64, 2, 4
 TILE_KEYS = {"mma": 64, "tf32": 32, "lanes": 32}
 """Keys of a tile, by instruction: 128 bytes of them."""
 DEEP_KEYS = 32
-FRAGMENTS, MOST_SHARED, FEWER_KEYS = 2, 128, 32
+FRAGMENTS, MAX_FRAGMENT_HEAD, FEWER_KEYS = 2, 128, 32
 """16-row fragments of a warp for many queries; maximum head size of this form; keys of its tiles if heads are larger
 than 64, where more keys would spill registers."""
 RESIDENT, LEAST_TILES, FEW_BLOCKS = 3, 2, 4
@@ -113,7 +113,7 @@ class CudaAttentionKernel:
         self.values = ProductGroup(name, parts.values, parts.value_roles, self.shares)
         self.kind = "mma" if self.scores.dtype in HALF else "tf32" if tf32 else "lanes"
         self.depths = tuple(_depth(x) for x in (self.scores.K, self.values.N))
-        self.deep = max(self.depths) in DEEP
+        self.deep = max(self.depths) in LARGE_DEPTHS
         self.keys = DEEP_KEYS if self.deep else TILE_KEYS[self.kind]
         rows = softmax(parts.rows, parts.row_prefix, parts.score_roles.col)
         (score,) = self.scores.epilogues
@@ -171,7 +171,7 @@ class CudaAttentionKernel:
         Heads of 128 need too many registers. On sm_90a warpgroup kernels serve them.
         """
         one_block = (self.scores.M.constant or ROWS + 1) <= ROWS
-        most = 64 if self.arch == "sm_90a" else MOST_SHARED
+        most = 64 if self.arch == "sm_90a" else MAX_FRAGMENT_HEAD
         if self.kind != "mma" or max(self.depths) > most or one_block:
             return ()
         made = (_Version(self, 16, True, FRAGMENTS, x) for x in self.masks_in_pairs)
@@ -212,7 +212,7 @@ class CudaAttentionKernel:
 
 def _depth(extent: Index) -> int:
     """Return the head size of the tiles."""
-    return next(d for d in (*DEPTHS, *DEEP) if int(extent) <= d)
+    return next(d for d in (*DEPTHS, *LARGE_DEPTHS) if int(extent) <= d)
 
 
 class _Version:
@@ -305,7 +305,7 @@ class _Version:
 
     def unrolled(self) -> dict[str, str]:
         """Return the unroll pragmas of loops over registers."""
-        kinds = UNROLLED | dict.fromkeys(LOOPS, "unroll")
+        kinds = UNROLL_HINTS | dict.fromkeys(LOOPS, "unroll")
         fewer = self.of.deep or self.keys < self.of.keys
         if self.kind.name == "lanes" or fewer:  # else all query fragments would stay in registers
             kinds |= {f(K1): "unroll2"}
@@ -417,7 +417,7 @@ class _Version:
             FRAG_K: partial(k.load, self.kind, keys=self.by_keys),
             SCORE: partial(products, self.scores, (q, k), SCORE),
             LOGIT: self.online.logits_of,
-            WHOLE: partial(self.online.logits_of, whole=True),
+            UNMASKED_TILE: partial(self.online.logits_of, whole=True),
             FRAG_W: self.weights,
             FRAG_V: partial(v.load, self.kind),
             VALUE: partial(products, self.values, (weights, v), VALUE),

@@ -9,9 +9,9 @@ from polydyn.schedules.laws.online_softmax import softmax
 from polydyn.schedules.tiling import AttentionParts
 from polydyn.schedules.tree.strategies import operand
 
-DEPTHS, DEEP = (32, 64, 128), (192, 256)
-"""Head sizes of tiles; other heads are padded with zeros. ``DEEP``: only for 16-bit types, with fewer keys per tile,
-so that sums fit the registers and rings the shared memory."""
+DEPTHS, LARGE_DEPTHS = (32, 64, 128), (192, 256)
+"""Head sizes of tiles; other heads are padded with zeros. ``LARGE_DEPTHS``: only for 16-bit types, with fewer keys
+per tile, so that sums fit the registers and rings the shared memory."""
 
 
 def attention_refusal(parts: AttentionParts) -> Declined | None:
@@ -25,7 +25,7 @@ def attention_refusal(parts: AttentionParts) -> Declined | None:
     floats = scores.sums == values.sums == "float32"
     if values.dtype != scores.dtype or parts.score_roles.inner or not floats:
         return Declined(f"an attention of {scores.dtype} and {values.dtype}")
-    most = (DEEP if scores.dtype in HALF else DEPTHS)[-1]
+    most = (LARGE_DEPTHS if scores.dtype in HALF else DEPTHS)[-1]
     for extent in (scores.K, values.N):
         if extent.constant is None or extent.constant > most:
             return Declined(f"an attention of {scores.dtype} with heads of {extent}, more than {most}")

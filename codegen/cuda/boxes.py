@@ -18,7 +18,7 @@ ALIGN = 16
 """Alignment in bytes of the pitches and base addresses of tensor maps."""
 MAX_COORDINATE = 2**31 - 256
 """Maximum rows, columns and steps of a tensor map. Coordinates have 32 bits, and a panel may begin past the end."""
-OUTER = 2
+MAX_BATCH_DIMS = 2
 """Maximum batch dims of a map."""
 
 
@@ -133,7 +133,7 @@ def tensor_operand(group: Group, v: Value, mn: str, k: str, batch: Mapping[str, 
         return None
     pitch = strides[mn] if along_k else strides[k]
     outer = tuple(BatchDim(d.coordinate, d.extent, strides[x]) for x, d in dims.items() if strides[x] != ZERO)
-    if len(outer) > OUTER or any(is_nonnegative(-s) for s in (pitch, *(x.stride for x in outer))):
+    if len(outer) > MAX_BATCH_DIMS or any(is_nonnegative(-s) for s in (pitch, *(x.stride for x in outer))):
         return None
     alignment: dict[tuple[Index, int], None] = {}
     for i in (rest, pitch, *(x.stride for x in outer)):

@@ -12,7 +12,7 @@ from polydyn.codegen.lower import flat
 from polydyn.codegen.passes.hoist import comparison
 from polydyn.codegen.passes.widen import Multiples, multiples, stored_value, widen
 from polydyn.codegen.places import Places
-from polydyn.codegen.printers.cuda_values import STORAGE, WRITE
+from polydyn.codegen.printers.cuda_values import STORAGE, TO_STORAGE
 from polydyn.schedules.expr import ITEMSIZE, Const, FromIndex, Op, Value, conjuncts, indices, map_index, substitute
 from polydyn.schedules.index import ONE, ZERO, Index, IndexLike, maximum, minimum, product
 from polydyn.schedules.model import Group, stored
@@ -272,8 +272,8 @@ def _through_register(place: Tile, value: Value, left: Sequence[Index]) -> Call:
     """Copy one element. ``left``: remaining elements of axes, which must be positive."""
     exists = reduce(lambda a, b: Op("bool", "and", (a, b)), map(_positive, left))
     element: Value = Op(value.dtype, "where", (exists, value, Const(value.dtype, 0.0)))
-    if value.dtype in WRITE:
-        element = Apply(value.dtype, WRITE[value.dtype], (element,))
+    if value.dtype in TO_STORAGE:
+        element = Apply(value.dtype, TO_STORAGE[value.dtype], (element,))
     return Call(f"pd_sts<{STORAGE[value.dtype]}>", (place, element))
 
 

@@ -30,7 +30,7 @@ ROW, COLUMN = LANE // 4 + HALVES * 8, LANE % 4 * 2 + PAIR
 """A lane's row and column in a fragment of sums."""
 KEY = LANE % 4 + PAIR * 4
 """A lane's column if the columns are the steps of another product."""
-RAW = "raw"
+UNSPLIT = "raw"
 """The registers that a load fills before they are split."""
 FLOAT8_ARCH = "sm_89"
 """The oldest architecture that multiplies 8-bit floats."""
@@ -133,9 +133,9 @@ def load(
         mn, k = (mn + split_high, k + LANE // 8 % 2 * step) if along_k else (mn + LANE // 16 * 8, k + low)
     function = "pd_ldmatrix_x4_trans" if not along_k else "pd_ldmatrix_x4"
     if i.times > 1:
-        whole = tuple(Apply("float32", "pd_bits_to_f32", (FlatLoad("uint32", RAW, V(r)),)) for r in range(4))
-        read = Call(function, (Pointer("uint32", RAW, ZERO), at(mn, k)))
-        return (Alloc(RAW, "uint32", V(4), "register", (read, *_parts(which, frag, place, whole))),)
+        whole = tuple(Apply("float32", "pd_bits_to_f32", (FlatLoad("uint32", UNSPLIT, V(r)),)) for r in range(4))
+        read = Call(function, (Pointer("uint32", UNSPLIT, ZERO), at(mn, k)))
+        return (Alloc(UNSPLIT, "uint32", V(4), "register", (read, *_parts(which, frag, place, whole))),)
     out: Body = (Call(function, (Pointer("uint32", frag, place), at(mn, k))),)
     if i.rounds:
         for r in range(4):
@@ -177,9 +177,9 @@ def _round_columns(
         elements.append(at(mn + first + side * 8, k + LANE % 4 + half * 4))
     if i.times == 1:
         return tuple(Store(frag, place + r, Apply("uint32", "pd_f32_to_tf32", (x,))) for r, x in enumerate(elements))
-    read = tuple(Store(RAW, V(r), x) for r, x in enumerate(elements))
-    whole = [FlatLoad("float32", RAW, V(r)) for r in range(4)]
-    return (Alloc(RAW, "float32", V(4), "register", (*read, *_parts(which, frag, place, whole))),)
+    read = tuple(Store(UNSPLIT, V(r), x) for r, x in enumerate(elements))
+    whole = [FlatLoad("float32", UNSPLIT, V(r)) for r in range(4)]
+    return (Alloc(UNSPLIT, "float32", V(4), "register", (*read, *_parts(which, frag, place, whole))),)
 
 
 def _by_lane(which: int, along_k: bool, at: At, frag: str, place: Index, mn: Index, k: Index) -> Body:

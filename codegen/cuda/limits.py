@@ -19,7 +19,7 @@ LANES = (4, 8)
 """Rows and columns of threads that act as a warp if each thread multiplies its own elements."""
 TF32 = "tf32"
 """The name that replaces the dtype of float32 operands that are rounded to tf32."""
-MULTIPLIED = {
+PRODUCT_INSTRUCTION = {
     "float32": "fma", "int32": "fma", TF32: "tf32", **dict.fromkeys(HALF, "mma"), **dict.fromkeys(BYTES, "imma"),
     **dict.fromkeys(FLOAT8, "qmma"),
 }  # fmt: skip
@@ -28,7 +28,7 @@ MOST_THREADS, MOST_REGISTERS = 1024, 255
 """Maximum threads of a block, and registers of a thread."""
 ADDRESSES = 32
 """Registers of a thread in addition to sums and fragments."""
-ALIGNED = 16
+WIDEST_COPY_BYTES = 16
 """Bytes of the widest copy: shared arrays begin at multiples of it."""
 
 
@@ -60,7 +60,7 @@ def shared_bytes(tile: CudaTile, dtypes: tuple[str, str], sums: str) -> int:
 
 
 def _align(size: int) -> int:
-    return -(-size // ALIGNED) * ALIGNED
+    return -(-size // WIDEST_COPY_BYTES) * WIDEST_COPY_BYTES
 
 
 def registers(tile: CudaTile) -> int:
@@ -74,13 +74,13 @@ def registers(tile: CudaTile) -> int:
 def broken_rule(tile: CudaTile, dtypes: tuple[str, str]) -> str | None:
     """Return the name of the rule that a tile breaks for operands of these dtypes, or None."""
     kind = INSTRUCTIONS.get(tile.instruction)
-    if kind is None or tile.instruction not in MULTIPLIED.values() or not set(dtypes) <= set(kind.dtypes):
+    if kind is None or tile.instruction not in PRODUCT_INSTRUCTION.values() or not set(dtypes) <= set(kind.dtypes):
         return f"{tile.instruction} does not multiply {' and '.join(dict.fromkeys(dtypes))}"
     sizes = (tile.bm, tile.bn, tile.bk, tile.wm, tile.wn)
     if min(*sizes, tile.blocks) < 1 or any(b & (b - 1) for b in sizes[:3]):
         return "sides of a block are powers of two, which swizzles permute"
     rows, columns, steps = grain(tile.instruction) if kind.warp else (1, 1, 1)
-    least = 2 * ALIGNED  # a copy is a nest of two loops
+    least = 2 * WIDEST_COPY_BYTES  # a copy is a nest of two loops
     sides = zip((least if kind.of_bytes else tile.bm, tile.bn), dtypes, strict=True)
     rules = {
         f"a unit takes multiples of {rows} x {columns}": tile.wm % rows or tile.wn % columns,

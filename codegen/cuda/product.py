@@ -56,11 +56,11 @@ MAX_COPY_BYTES = 16
 MOST_SUMS, MOST_TILES = 64, 8
 """Maximum sums of a thread that copies a row of its own; maximum tiles of steps that are unrolled then, because taps
 are numbers."""
-MOST_COMPUTED = 3
+MAX_BLOCKS_OF_COMPUTED_COPIES = 3
 """Maximum blocks per multiprocessor if copies compute vectors."""
 RASTER = 8
 """Rows of blocks that run next to each other, so that concurrent blocks share operands in the L2 cache."""
-UNROLLED = dict.fromkeys(
+UNROLL_HINTS = dict.fromkeys(
     (f("i"), f("j"), f("k"), g("i"), g("j"), e("s"), e("f"), "row_half", "column_of_pair"), "unroll"
 )
 
@@ -260,7 +260,7 @@ class TiledProduct:
 
     def unrolled(self) -> dict[str, str]:
         """Return the unroll pragmas of loops over registers."""
-        return UNROLLED | self._reduction_unroll(self.schedule.extents()[b("k")])
+        return UNROLL_HINTS | self._reduction_unroll(self.schedule.extents()[b("k")])
 
     def _reduction_unroll(self, tiles: Index) -> dict[str, str]:
         """Return the unroll pragmas of loops of the reduction.
@@ -318,7 +318,7 @@ class TiledProduct:
         """
         blocks = self.tile.blocks
         if any(c.vector > 1 and not c.asynchronous for c in self.copies):
-            blocks = min(blocks, MOST_COMPUTED)
+            blocks = min(blocks, MAX_BLOCKS_OF_COMPUTED_COPIES)
         return blocks if min(c.bytes for c in self.copies) >= 8 else max(1, blocks // 2)
 
     @property

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from polydyn.codegen.cuda.work import SERIAL, UNROLLED
+from polydyn.codegen.cuda.work import SERIAL_LOADS, UNROLLED_LOADS
 from polydyn.codegen.indices import substitute
 from polydyn.codegen.ir import (
     Alloc,
@@ -56,7 +56,7 @@ def unroll_mapped(n: Node, kind: str) -> Node:
         return n
     first, step = STARTS[kind]
     trips, at = -(-int(n.hi) // step), first + V(n.var) * step
-    if trips > UNROLLED:
+    if trips > UNROLLED_LOADS:
         return n
     body = substitute(n.body, {n.var: at})
     return replace(
@@ -114,7 +114,7 @@ def in_flight(n: Node) -> Node:
     """
     inside = [x for x in walk(n.body) if isinstance(x, For) and x.kind != "unroll"] if isinstance(n, For) else []
     counted = isinstance(n, For) and n.hi.constant is None and not inside
-    return replace(n, kind=f"unroll{SERIAL}") if counted and isinstance(n, For) else n
+    return replace(n, kind=f"unroll{SERIAL_LOADS}") if counted and isinstance(n, For) else n
 
 
 def local_type(dtype: str) -> str:

@@ -35,7 +35,7 @@ from polydyn.codegen.cuda.row_loops import (
     partials,
     unroll_mapped,
 )
-from polydyn.codegen.cuda.work import UNROLLED, row_work
+from polydyn.codegen.cuda.work import UNROLLED_LOADS, row_work
 from polydyn.codegen.family import Family, Rule, build, keep
 from polydyn.codegen.indices import substitute
 from polydyn.codegen.ir import (
@@ -232,7 +232,7 @@ class CudaNestKernel:
             limits[b("t")] = self.plain.extents[self.prefix[-1]]
         per = THREADS // rows  # threads per row
         across = per * (lanes if per > 1 else 1)
-        held = 1 < lanes < across and self._longest() <= UNROLLED * across
+        held = 1 < lanes < across and self._longest() <= UNROLLED_LOADS * across
         work = row_work(self.group, self.prefix, THREADS, across, lanes, REGISTERS, held)
         block = Block(THREADS, work=work)
         kernel = Kernel(of.name, of.symbols, grid, version=of.version, multiples=multiples, block=block)

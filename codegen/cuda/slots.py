@@ -15,16 +15,18 @@ FUNCTIONS = {
 
 Counted in the machine code of sm_90a (``python -m benchmarks.gpu.slots``, which explains how). Other operations have
 one slot."""
-UNCOUNTED = ("asin", "acos", "atan", "sinh", "cosh", "acosh", "atanh", "fmod", "expm1", "log1p", "erfc", "atan2")
+UNCOUNTED_FUNCTIONS = (
+    "asin", "acos", "atan", "sinh", "cosh", "acosh", "atanh", "fmod", "expm1", "log1p", "erfc", "atan2",
+)  # fmt: skip
 """Operations that are not counted. They get the slots of an inverse hyperbolic sine."""
 
 
-KNOWN = {*FUNCTIONS, *UNCOUNTED}
+ALL_FUNCTIONS = {*FUNCTIONS, *UNCOUNTED_FUNCTIONS}
 
 
 def of_operation(name: str, fast: bool) -> int:
     """Return the slots of one operation; ``fast``: results are finally rounded to 16 bits."""
-    return FUNCTIONS["asinh" if name in UNCOUNTED else name][0 if fast else 1] if name in KNOWN else 1
+    return FUNCTIONS["asinh" if name in UNCOUNTED_FUNCTIONS else name][0 if fast else 1] if name in ALL_FUNCTIONS else 1
 
 
 def of_value(v: Value, fast: bool) -> int:

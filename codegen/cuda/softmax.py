@@ -46,23 +46,24 @@ from polydyn.schedules.model import stored
 from polydyn.schedules.tree.names import f, p
 
 V = Index.of
-LOWEST, LOG2_E = Const("float32", float("-inf")), 1.4426950408889634
+MINUS_INFINITY, LOG2_E = Const("float32", float("-inf")), 1.4426950408889634
 PACK = {"float16": "pd_pack_f16x2", "bfloat16": "pd_pack_bf16x2"}
 ROUND = {"float16": "pd_round_f16x2", "bfloat16": "pd_round_bf16x2"}
 STATISTICS = (("top", "float32", 2), ("total", "float32", 2), ("scale", "float32", 2))
 """(name, dtype, count) of a thread's registers for the two rows of a fragment: the maximum, its own part of the sum,
 and the factor by which a tile's new maximum scales older sums."""
 ROW_FRAGMENT = V("row_fragment")
-OWN = ROW_FRAGMENT * 2 + HALVES
+THREAD_ROW = ROW_FRAGMENT * 2 + HALVES
 """The number of a row among the rows of a thread."""
-WHOLE = "WHOLE"
+UNMASKED_TILE = "WHOLE"
 """The logits of a tile whose keys all exist and are visible, and whose rows exist if that matters."""
-FAR, NEAR = 2.0**100, 2.0**-60
+MASK_LIMIT, MASK_SCALE = 2.0**100, 2.0**-60
 """Limits of masked rows.
 
-A maximum below -FAR is a mask's number: the whole row is masked. In units of log 2 it would overflow, so differences
-are multiplied by NEAR: 0 stays 0, and any nonzero difference, at least 2^77, still has a power of 0."""
-WEIGHED = 8
+A maximum below -MASK_LIMIT is a mask's number: the whole row is masked. In units of log 2 it would overflow, so
+differences are multiplied by MASK_SCALE: 0 stays 0, and any nonzero difference, at least 2^77, still has a power of 0.
+"""
+SLOTS_PER_SCORE = 8
 """Issue slots per score: scaling, maximum, difference, power, sum. Its power occupies the special function unit,
 which computes 16 per clock, for the same time."""
 
@@ -98,11 +99,12 @@ class OnlineRows:
     def start(self) -> Body:
         """Initialise the statistics of the rows."""
         zero = Const("float32", 0.0)
-        return self.each_row((Store("top", OWN, LOWEST), Store("total", OWN, zero), *self._values(lambda v: zero)))
+        statistics = (Store("top", THREAD_ROW, MINUS_INFINITY), Store("total", THREAD_ROW, zero))
+        return self.each_row((*statistics, *self._values(lambda v: zero)))
 
     def slots(self, scores: int) -> int:
         """Return a warp's issue slots for a lane's ``scores``: from the products to the weights, in a typical tile."""
-        each = WEIGHED + of_value(self.open, self.powers)
+        each = SLOTS_PER_SCORE + of_value(self.open, self.powers)
         return each * scores + len(self.shown) * scores // (2 if self.masks_in_pairs else 1)
 
     def split(self, body: Sequence[Node]) -> Body:
@@ -112,7 +114,7 @@ class OnlineRows:
             return [i for i in walk((n,)) if isinstance(i, Inst)]
 
         def whole(n: Node) -> Node:
-            return replace(n, statement=WHOLE) if isinstance(n, Inst) else n
+            return replace(n, statement=UNMASKED_TILE) if isinstance(n, Inst) else n
 
         def both(n: Node) -> Node:
             every = of(n)
@@ -147,8 +149,8 @@ class OnlineRows:
         rows, keys = self.scores.live(env)  # a row past the end is not stored, but must not read either
         live = () if whole else (rows, keys) if self.read else (keys,)
         if bare and live == (keys,):
-            return (If((Compare(">=", keys.left, keys.right),), (Store("acc1", place, LOWEST),)),)
-        return (If(live, kept, (Store("acc1", place, LOWEST),)),) if live else kept
+            return (If((Compare(">=", keys.left, keys.right),), (Store("acc1", place, MINUS_INFINITY),)),)
+        return (If(live, kept, (Store("acc1", place, MINUS_INFINITY),)),) if live else kept
 
     def pair(self, body: Body) -> Body:
         """Combine logits of two columns: their masks are one access, and they are rounded together."""
@@ -175,24 +177,24 @@ class OnlineRows:
 
     def rows(self) -> Body:
         """Compute the new maximum, the scale of older sums, the weights and their sum; ``rescale`` scales values."""
-        top, total, scale = (FlatLoad("float32", n, OWN) for n in ("top", "total", "scale"))
+        top, total, scale = (FlatLoad("float32", n, THREAD_ROW) for n in ("top", "total", "scale"))
         peak, base = (Reg("float32", n) for n in ("peak", "base"))
         two = [[FlatLoad("float32", n, V(e)) for e in range(2)] for n in ("most", "part")]
         score = FlatLoad("float32", "acc1", self.scores.register(ROW_FRAGMENT, V("fragment")))
         zero = Const("float32", 0.0)
-        finite = op("where", op("eq", peak, LOWEST), zero, peak)  # a row that has no logit yet has weights of 0
-        far = op("lt", peak, const(-FAR / max(1.0, self.factor), "float32"))
+        finite = op("where", op("eq", peak, MINUS_INFINITY), zero, peak)  # a row that has no logit yet has weights of 0
+        far = op("lt", peak, const(-MASK_LIMIT / max(1.0, self.factor), "float32"))
         half: Body = (
             *_pair((Store("most", PAIR, top), Store("part", PAIR, zero))),
             *self._scores((Store("most", PAIR, score, "max"),)),
             Def("peak", op("max", *two[0])),
             *_reduce_lanes("peak", "max"),
-            *((Def("unit", op("where", far, const(NEAR, "float32"), self._unit)),) if self.far else ()),
+            *((Def("unit", op("where", far, const(MASK_SCALE, "float32"), self._unit)),) if self.far else ()),
             Def("base", self._scaled(finite)),
-            Store("scale", OWN, self._power(top, base)),
+            Store("scale", THREAD_ROW, self._power(top, base)),
             *self._scores((Store("acc1", score.address, self._power(score, base)), Store("part", PAIR, score, "sum"))),
-            Store("total", OWN, op("add", op("mul", total, scale), op("add", *two[1]))),
-            Store("top", OWN, peak),
+            Store("total", THREAD_ROW, op("add", op("mul", total, scale), op("add", *two[1]))),
+            Store("top", THREAD_ROW, peak),
         )
         for name in ("most", "part"):  # two chains each, or the lanes would wait for their own sums
             half = (Alloc(name, "float32", V(2), "register", half),)
@@ -200,7 +202,7 @@ class OnlineRows:
 
     def rescale(self) -> Body:
         """Scale the values so far to the new maximum."""
-        scale = FlatLoad("float32", "scale", OWN)
+        scale = FlatLoad("float32", "scale", THREAD_ROW)
         return self.each_row(self._values(lambda v: op("mul", v, scale)))
 
     def packed(self, step: Index, to: Index, row: Index = ZERO) -> Body:
@@ -225,7 +227,9 @@ class OnlineRows:
             return op("where", op("gt", whole, zero), found, zero) if self.no_nan else found
 
         half: Body = (
-            Def("whole", FlatLoad("float32", "total", OWN)), *_reduce_lanes("whole", "sum"), *self._values(divided)
+            Def("whole", FlatLoad("float32", "total", THREAD_ROW)),
+            *_reduce_lanes("whole", "sum"),
+            *self._values(divided),
         )  # fmt: skip
         return (If((Compare(">", self.scores.of.N, ZERO),), self.each_row(half)),)
 
@@ -238,9 +242,9 @@ class OnlineRows:
         address = places.schedule.group.arrays[s.array].address(tuple(i.subs(env) for i in s.index))
         first = Compare("==", LANE % 4, ZERO), Compare("<", env[self.scores.roles.row], self.scores.of.M)
         top = inst.statement == LEAVE_TOP
-        found = op("mul", FlatLoad("float32", "top", OWN), const(self.factor, "float32"))
+        found = op("mul", FlatLoad("float32", "top", THREAD_ROW), const(self.factor, "float32"))
         half: Body = (
-            Def("whole", found if top else FlatLoad("float32", "total", OWN)),
+            Def("whole", found if top else FlatLoad("float32", "total", THREAD_ROW)),
             *(() if top else _reduce_lanes("whole", "sum")),
             If(first, (Store(s.array, address, value),)),
         )
@@ -249,7 +253,7 @@ class OnlineRows:
     # -- parts -----------------------------------------------------------------------------------------------------
 
     def each_row(self, body: Body) -> Body:
-        """Return ``body`` for each row of a thread (``OWN``)."""
+        """Return ``body`` for each row of a thread (``THREAD_ROW``)."""
         half = For("row_half", ZERO, V(2), body)
         return (For("row_fragment", ZERO, V(self.scores.fragments[0]), (half,)),)
 
@@ -282,9 +286,9 @@ class OnlineRows:
 
 
 def _may_be_far(x: Value, scores: str) -> bool:
-    """Whether part of a logit is below -FAR, or is read and may be below; scores are sums that do not overflow."""
+    """Return whether part of a logit is or may be below -MASK_LIMIT; scores are sums that do not overflow."""
     if isinstance(x, Const) and x.dtype in FLOATS:
-        return float("-inf") < float(x.value) < -FAR
+        return float("-inf") < float(x.value) < -MASK_LIMIT
     return isinstance(x, Load) and x.buffer != scores and x.dtype in FLOATS and x.dtype != "float16"
 
 
@@ -299,7 +303,7 @@ def take_factor(logit: Value) -> tuple[float, Value]:
     if isinstance(logit, Op) and logit.dtype == "float32":
         if logit.name in ("where", "select") and (low := literal(logit.args[2])) is not None:
             factor, rest = take_factor(logit.args[1])
-            if low == float("-inf") or abs(low) < min(1.0, factor) * FAR:
+            if low == float("-inf") or abs(low) < min(1.0, factor) * MASK_LIMIT:
                 return factor, op(logit.name, logit.args[0], rest, Const("float32", low / factor))
         pairs = [logit.args] if logit.name == "div" else [logit.args, logit.args[::-1]] if logit.name == "mul" else []
         for x, y in pairs:

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from polydyn.codegen.cuda.instructions import LANE
-from polydyn.codegen.cuda.softmax import OWN, OnlineRows
+from polydyn.codegen.cuda.softmax import THREAD_ROW, OnlineRows
 from polydyn.codegen.ir import Body, Compare, Def, FlatLoad, For, If, Let, Reg, Set, Store
 from polydyn.codegen.passes.threads import combine_lanes
 from polydyn.schedules.expr import Const, FromIndex, Value, const, op
@@ -46,8 +46,8 @@ def vote(online: OnlineRows, least: float, row: Index, warp: Index) -> Body:
     ``row``: the first row of the warp; ``warp``: its position among the votes.
     """
     seen = Reg("float32", "seen")
-    top = op("mul", FlatLoad("float32", "top", OWN), Const("float32", online.factor))
-    exists = Compare("<", row + LANE // 4 + OWN * 8, online.scores.of.M)
+    top = op("mul", FlatLoad("float32", "top", THREAD_ROW), Const("float32", online.factor))
+    exists = Compare("<", row + LANE // 4 + THREAD_ROW * 8, online.scores.of.M)
     enough = op("where", op("ge", seen, Const("float32", least)), const(0, "int32"), const(1, "int32"))
     return (
         Def("seen", Const("float32", float("inf"))),

@@ -19,8 +19,8 @@ from polydyn.codegen.cuda.emit import blocks_step, bound_names, emit, without_re
 from polydyn.codegen.cuda.group import ProductGroup
 from polydyn.codegen.cuda.instructions import INSTRUCTIONS, LANE, TENSOR
 from polydyn.codegen.cuda.keys import loops_over_keys
-from polydyn.codegen.cuda.product import THREAD_MAPPED_LOOPS, UNROLLED
-from polydyn.codegen.cuda.softmax import STATISTICS, WHOLE, OnlineRows
+from polydyn.codegen.cuda.product import THREAD_MAPPED_LOOPS, UNROLL_HINTS
+from polydyn.codegen.cuda.softmax import STATISTICS, UNMASKED_TILE, OnlineRows
 from polydyn.codegen.cuda.sums import Sums, lane_points
 from polydyn.codegen.cuda.turns import MORE, VOTES, two_pass_loop, vote
 from polydyn.codegen.cuda.work import UNITS, with_epilogues
@@ -62,20 +62,22 @@ from polydyn.schedules.tree.online_warpgroups import WarpgroupOnlineTile, online
 V = Index.of
 GROUPS = 2
 """Consumer warpgroups, with 64 queries each."""
-TILE_KEYS, DEEP_KEYS, DEEP = 128, 64, 128
-"""Keys of a tile, also for heads deeper than ``DEEP``: the sums of 256 columns take 128 registers of a thread."""
+TILE_KEYS, LARGE_HEAD_KEYS, LARGE_HEAD = 128, 64, 128
+"""Keys of a tile, also for heads deeper than ``LARGE_HEAD``: the sums of 256 columns take 128 registers of a thread."""
 ROWS, WARPS = 64 * GROUPS, 4 * GROUPS
 PANEL, STEP, LINE = 64, 16, 128
 """Columns of a panel, K steps of an instruction; bytes of a panel's row."""
 WIDTHS = (32, 64, 128, 192, 256)
 """Columns of values that instructions support."""
-MOST_HELD, SHARED = 176, 227 << 10
+MAX_HELD_REGISTERS, SHARED_BYTES = 176, 227 << 10
 """Maximum registers of a consumer for scores, weights and sums; bytes of shared memory of a block."""
-CONSUMER_BARRIER_ID, DECIDED = 1, "decided"
+CONSUMER_BARRIER_ID, VOTE_BARRIER = 1, "decided"
 """The barrier of the consumers after their last step; the mbarrier for the votes of warps."""
 THREADS, REGISTERS = (GROUPS + 1) * WARPGROUP, 168
 """Threads of a block; registers of a thread at launch."""
-ROLLED = {e("g"): "unroll", e("s"): "unroll1", "fragment": "unroll", f(J1): "unroll", f(K1): "unroll", f(K2): "unroll"}
+LOOP_HINTS = {
+    e("g"): "unroll", e("s"): "unroll1", "fragment": "unroll", f(J1): "unroll", f(K1): "unroll", f(K2): "unroll",
+}  # fmt: skip
 
 
 class Attention(Protocol):
@@ -116,9 +118,9 @@ def broken_rule(t: AttentionTile, depth: int, width: int) -> str | None:
     rules = {
         "a tile has 64 or 128 keys": t.keys not in (64, 128),
         "rings have two slots or more": t.stages < 2,
-        "scores, weights and sums fit the registers": t.keys // 2 + t.keys // 4 + columns // 2 > MOST_HELD,
+        "scores, weights and sums fit the registers": t.keys // 2 + t.keys // 4 + columns // 2 > MAX_HELD_REGISTERS,
         "sums leave through the rings": ROWS * columns * 4 > rings,
-        "queries and rings fit shared memory": ROWS * LINE * queries + rings > SHARED,
+        "queries and rings fit shared memory": ROWS * LINE * queries + rings > SHARED_BYTES,
     }
     return next((rule for rule, broken in rules.items() if broken), None)
 
@@ -132,7 +134,7 @@ def attention_tiles(of: Attention) -> tuple[AttentionTile, ...]:
 
 
 def _default_tile(of: Attention) -> AttentionTile:
-    return AttentionTile(DEEP_KEYS if max(int(of.scores.K), int(of.values.N)) > DEEP else TILE_KEYS)
+    return AttentionTile(LARGE_HEAD_KEYS if max(int(of.scores.K), int(of.values.N)) > LARGE_HEAD else TILE_KEYS)
 
 
 def warpgroup_attention(of: Attention, tile: AttentionTile | None = None) -> list[Kernel]:
@@ -144,14 +146,14 @@ def warpgroup_attention(of: Attention, tile: AttentionTile | None = None) -> lis
     """
     tile = tile or _default_tile(of)
     maps = _maps(of, tile)
-    deep = int(of.scores.K) > DEEP
+    deep = int(of.scores.K) > LARGE_HEAD
     forms = (*((True, x) for x in of.masks_in_pairs if not (x and deep)), (False, False))
     return without_repeats(_Version(of, maps, tile, *x) for x in forms) if maps else []
 
 
 def _maps(of: Attention, tile: AttentionTile) -> dict[str, TensorOperand] | None:
     """Return the operands with tensor maps, or None if there are no versions."""
-    deep = max(int(of.scores.K), int(of.values.N)) > DEEP
+    deep = max(int(of.scores.K), int(of.values.N)) > LARGE_HEAD
     if of.scores.dtype not in HALF or (deep and int(of.values.N) > int(of.scores.K)):
         return None
     keys = of.scores.N.constant
@@ -343,7 +345,7 @@ class _Version:
         # the end of a wait ends the basic block: ptxas would move the powers after the products
         products = partial(stagger, fence=(queries,), **self._products(loop, rings))
         consume = (*before, queries, *self._key_loop(tiles, self._vote(), products), *body[at + 1 :])
-        two = ((DECIDED, WARPS),) if self.visits.end is not None else ()
+        two = ((VOTE_BARRIER, WARPS),) if self.visits.end is not None else ()
         out = specialise(copies, GROUPS, consume, walk=self._fill, barriers=two)
         out = (Alloc(VOTES, "int32", V(WARPS), "shared", out),) if two else out
         for x in reversed(tuple(self.boxes.values())):
@@ -377,7 +379,7 @@ class _Version:
     def _vote(self) -> Body:
         """Store a consumer's vote and wait for the others."""
         row = self.places.element(LOGIT, "i", {b("i"): V(b("i")), w("i"): self.values.unit})
-        arrive = Call("pd_mbar_arrive", (Pointer("uint64", DECIDED, ZERO),))
+        arrive = Call("pd_mbar_arrive", (Pointer("uint64", VOTE_BARRIER, ZERO),))
         voted = If((Compare("==", LANE, ZERO),), (arrive,))
         return (*vote(self.online, self.visits.least or 0.0, row, self.values.unit), voted, _decided())
 
@@ -394,7 +396,7 @@ class _Version:
             **{c: partial(self.copy, c) for c in self.maps},
             SCORE: self.score,
             LOGIT: self.online.logits_of,
-            WHOLE: partial(self.online.logits_of, whole=True),
+            UNMASKED_TILE: partial(self.online.logits_of, whole=True),
             FRAG_W: lambda a: self.online.packed(a[f(K2)], a[f(K2)] * 4),
             VALUE: self.value,
             STAGE: self.values.stage,
@@ -436,7 +438,7 @@ class _Version:
 
 def _decided() -> Call:
     """Wait until all warps have voted."""
-    return Call("pd_mbar_wait", (Pointer("uint64", DECIDED, ZERO), _number(0)))
+    return Call("pd_mbar_wait", (Pointer("uint64", VOTE_BARRIER, ZERO), _number(0)))
 
 
 def _statements_of(n: Node) -> set[str]:
@@ -468,7 +470,7 @@ WARPGROUP_ATTENTION: Family[_Version] = Family(
     ),
     statements=_Version.table,
     stores=(Rule("pair", "masks of two columns are one access", lambda x, body: x.online.pair(body)),),
-    registers=lambda _: UNROLLED | ROLLED,
+    registers=lambda _: UNROLL_HINTS | LOOP_HINTS,
     band=lambda *_: (blocks_step(1),),
     around=(Rule("registers", "registers of a thread", _Version.allocate),),
 )  # fmt: skip

@@ -26,7 +26,7 @@ from polydyn.codegen.cuda.emit import RANK, blocks_step, bound_names, emit, with
 from polydyn.codegen.cuda.group import ProductGroup
 from polydyn.codegen.cuda.images import Im2colOperand
 from polydyn.codegen.cuda.instructions import LANE, TENSOR
-from polydyn.codegen.cuda.product import RASTER, THREAD_MAPPED_LOOPS, UNROLLED, block_limits, split_copies
+from polydyn.codegen.cuda.product import RASTER, THREAD_MAPPED_LOOPS, UNROLL_HINTS, block_limits, split_copies
 from polydyn.codegen.cuda.sums import LINE, Sums, block_parts, lane_points
 from polydyn.codegen.cuda.tile import CudaTile
 from polydyn.codegen.cuda.wgmma_operands import Maps, kind_of, tensor_operands, with_one_reduction
@@ -86,7 +86,7 @@ CONSUMER_BARRIER_ID = 1
 BLOCKS, BEFORE = "blocks", "before"
 """Blocks of a persistent grid, an argument of the launch; steps of a block's tiles before the current one, modulo
 the period of the ring's slots and parities."""
-ROLLED = {e("g"): "unroll", e("s"): "unroll1", e("p"): "unroll1"}
+EPILOGUE_LOOP_HINTS = {e("g"): "unroll", e("s"): "unroll1", e("p"): "unroll1"}
 """Epilogues are loops over slabs of columns, because their unrolled text would not fit the instruction cache."""
 WAIT_FOR_TMA_STORE = If((Compare("==", LANE, ZERO),), (Call("pd_tma_store_wait_read<0>"),))
 """Waits until TMA has read the boxes that a warp has sent."""
@@ -464,7 +464,7 @@ WGMMA: Family[_Version] = Family(
     ),
     statements=_Version.table,
     opened=lambda _: ("acc", "part"),
-    registers=lambda _: UNROLLED | ROLLED,
+    registers=lambda _: UNROLL_HINTS | EPILOGUE_LOOP_HINTS,
     order=(
         Rule("rasterise", "blocks that share operands run together",
              lambda _, body: rasterise(body, b("i"), b("j"), RASTER)),

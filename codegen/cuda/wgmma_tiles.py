@@ -86,7 +86,7 @@ MAX_ROWS_OF_64_ROW_TILES = 1024
 """Maximum rows for which 64-row tiles are preferred, if the number is known."""
 
 
-SHARED, RESERVED, SPARE = 227 << 10, 1 << 10, 24
+SHARED_BYTES, RESERVED_BYTES, SPARE_REGISTERS = 227 << 10, 1 << 10, 24
 """Bytes of shared memory for the blocks of an SM of sm_90, and bytes that the system reserves for each of several;
 registers of a consumer in addition to its sums."""
 
@@ -105,8 +105,8 @@ def broken_rule(t: WgmmaTile) -> str | None:
         "blocks have equal shares of 32 columns' sums": t.parts > 1 and t.columns == 192,
         "a cluster has two consumers a block": t.cluster != "" and t.consumers == 1,
         "blocks in turn are alone on a multiprocessor": t.blocks < 1 or (t.in_turn and t.blocks > 1),
-        "sums fit the registers": start < least or sums + SPARE > registers,
-        "blocks fit shared memory": (ring + RESERVED) * t.blocks > SHARED + RESERVED,
+        "sums fit the registers": start < least or sums + SPARE_REGISTERS > registers,
+        "blocks fit shared memory": (ring + RESERVED_BYTES) * t.blocks > SHARED_BYTES + RESERVED_BYTES,
     }
     return next((rule for rule, broken in rules.items() if broken), None)
 

@@ -46,9 +46,9 @@ targeted blocks per multiprocessor."""
 MAX_DATA_REGISTERS = 168
 """Maximum 32-bit registers for sums, an image row and a row of taps, of 255; the others hold addresses."""
 MOST_COLUMNS, MOST_LINES = 16, 8
-LOADED = 3
+VECTOR_LOAD_COST = 3
 """Cost of a vector load in instructions, its L1 bandwidth included, in the choice of sizes."""
-LIKELY = range(8, 65)
+ASSUMED_PIXELS = range(8, 65)
 """Assumed pixels along an axis of unknown extent."""
 LINE, ROW = "line", "row"
 """The registers of an image row; the loop over image rows."""
@@ -149,15 +149,15 @@ def _size(
         for columns in range(2, min(MOST_COLUMNS, pixels[1] or MOST_COLUMNS) + 1):
             places, rows = _places(columns, taps[1], steps[1]), pace * (lines - 1) + taps[0]
             if CHANNELS * (lines * columns + places + taps[1]) <= MAX_DATA_REGISTERS:
-                once = rows * (places * (LOADED + CHANNELS * converted) + OF_A_LINE)
-                once += lines * taps[0] * (taps[1] * (LOADED + CHANNELS * columns) + OF_TAPS)
+                once = rows * (places * (VECTOR_LOAD_COST + CHANNELS * converted) + OF_A_LINE)
+                once += lines * taps[0] * (taps[1] * (VECTOR_LOAD_COST + CHANNELS * columns) + OF_TAPS)
                 found[lines, columns] = once * _tiles(pixels[0], lines) * _tiles(pixels[1], columns)
     return min(found, key=lambda x: found[x], default=None)
 
 
 def _tiles(pixels: int | None, size: int) -> float:
     """Return the average number of tiles per pixel along an axis."""
-    return fmean(-(-n // size) / n for n in (LIKELY if pixels is None else [max(1, pixels)]))
+    return fmean(-(-n // size) / n for n in (ASSUMED_PIXELS if pixels is None else [max(1, pixels)]))
 
 
 class CudaWindowTile(CudaWindowKernel):

@@ -23,11 +23,11 @@ from polydyn.schedules.model import Group, Statement, stored
 
 WARP, WAVEFRONT, REGISTERS = 32, 128, 65536
 """Threads of a warp; bytes of shared memory that a warp reads at once; 32-bit registers of a multiprocessor."""
-ASYNCHRONOUS, GUARDED, THROUGH_REGISTER, DIVIDED = 4, 8, 12, 36
+ASYNC_COPY, GUARDED_COPY, REGISTER_COPY, DIVIDING_COPY = 4, 8, 12, 36
 """Instructions of a copy.
 
-ASYNCHRONOUS: address, bounds and cp.async. GUARDED: the same for pixels, whose taps may be outside.
-THROUGH_REGISTER: address, bounds, load, selection and store. DIVIDED: the same for a pixel's element whose tap each
+ASYNC_COPY: address, bounds and cp.async. GUARDED_COPY: the same for pixels, whose taps may be outside.
+REGISTER_COPY: address, bounds, load, selection and store. DIVIDING_COPY: the same for a pixel's element whose tap each
 thread finds by divisions."""
 UNITS = {"float32": "f32", "int32": "f32", "float16": "f16", "bfloat16": "bf16", "int8": "s8", "uint8": "s8",
          "float8_e4m3fn": "f8", "float8_e5m2": "f8"}  # fmt: skip
@@ -36,7 +36,7 @@ MIN_BLOCKS_TO_FILL_GPU = 192
 """Number of blocks that fills a large GPU. Split-K pays only if it at least doubles the number of blocks."""
 SPLIT_K_FACTORS = (2, 4, 8)
 """Numbers of blocks that K may be split over."""
-STAGED = 2
+STAGED_RESULT = 2
 """Instructions per result in addition to its arithmetic: load from shared memory, conversion, store, several at a
 time."""
 FLOAT = 4
@@ -44,7 +44,7 @@ FLOAT = 4
 OF_A_LINE, OF_TAPS = 14, 5
 """Instructions of window tiles per image row and per row of taps, in addition to the counted ones: addresses, the
 loop, zeros outside."""
-UNROLLED, SERIAL = 4, 8
+UNROLLED_LOADS, SERIAL_LOADS = 4, 8
 """Iterations of a loop whose loads are in flight at the same time: a loop mapped to lanes, a loop of one thread."""
 
 
@@ -94,7 +94,7 @@ def with_epilogues(work: Work, group: Group, statements: Sequence[Statement], pa
     split the results.
     """
     buffers, fast = stored(group.arrays), is_fast(a.dtype for a in group.arrays.values() if a.role == "output")
-    slots, moved = STAGED, 0
+    slots, moved = STAGED_RESULT, 0
     for s in statements:
         read = {x for x in loads(s.value) if x.buffer in buffers}
         every = {i for x in s.index for i in x.symbols()}
@@ -109,10 +109,10 @@ def _of_a_copy(c: Copy, row_each: bool) -> int:
     """Return the instructions of a copy; a computed vector takes them for each element."""
     operations = [x for x in walk(c.operand.value) if isinstance(x, Op) and x.name != "cast"]
     if c.asynchronous:
-        return GUARDED if operations else ASYNCHRONOUS
+        return GUARDED_COPY if operations else ASYNC_COPY
     if operations and c.by_element and not row_each:
-        return DIVIDED
-    return THROUGH_REGISTER + (c.vector * (len(operations) + 1) if c.vector > 1 else 0)
+        return DIVIDING_COPY
+    return REGISTER_COPY + (c.vector * (len(operations) + 1) if c.vector > 1 else 0)
 
 
 def row_work(
@@ -142,7 +142,7 @@ def row_work(
     arithmetic = sum(of_value(s.value, fast) for s in statements) - choices
     reads = sum(len(set(loads(s.value))) for s in statements)
     operations = lanes * (arithmetic + reads) + choices + 2 * len(statements) + reads  # a vector is loaded once
-    flight = SERIAL if per == 1 else UNROLLED
+    flight = SERIAL_LOADS if per == 1 else UNROLLED_LOADS
     waits = 1 if held else sum(any(x.buffer in buffers for x in loads(s.value)) for s in statements)
     return Work(
         maximum(*trips) if trips else ONE, registers, shared=requests, traffic=traffic,

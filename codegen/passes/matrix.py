@@ -22,9 +22,9 @@ SIDE = 16
 """Maximum rows of a tile, and maximum 32-bit words in each of them."""
 STEP = p("k")
 """The loop over words of K steps."""
-ADDED = {"dot2_bf16": "pd_amx_add_bf16", "dot4": "pd_amx_add_quads"}
+TILE_PRODUCT_LEAF = {"dot2_bf16": "pd_amx_add_bf16", "dot4": "pd_amx_add_quads"}
 """The operation in a sum -> the instruction that accumulates a tile of it."""
-LEFT, RIGHT = 4, 6
+LEFT_TILE, RIGHT_TILE = 4, 6
 """The first tiles of a product's left operand and of its columns; the tiles before them are sums."""
 
 
@@ -91,7 +91,7 @@ def _stored(store: Store, unit: Unit) -> tuple[Node, ...]:
 def _added(n: For, store: Store, unit: Unit) -> tuple[Node, ...]:
     """Lower the loop over words, several at a time: tiles of the operands, and all products of them."""
     value = store.value
-    if not (isinstance(value, Op) and value.name in ADDED and n.var == STEP and n.lo == ZERO):
+    if not (isinstance(value, Op) and value.name in TILE_PRODUCT_LEAF and n.var == STEP and n.lo == ZERO):
         raise CodegenError(f"tiles have no instruction for {value}")
     row, column = value.args
     if not (isinstance(row, FlatLoad) and isinstance(column, FlatLoad)):
@@ -105,12 +105,13 @@ def _added(n: For, store: Store, unit: Unit) -> tuple[Node, ...]:
     body: list[Node] = []
     loaded: set[int] = set()
     for r, c, at in _places(unit):
-        if LEFT + r not in loaded:
-            body.append(_moved("load", LEFT + r, row.buffer, row.address.subs(at), pitch, (SIDE, unit.words)))
-        if RIGHT + c not in loaded:
-            body.append(_moved("load", RIGHT + c, column.buffer, column.address.subs(at), along, (unit.words, SIDE)))
-        loaded |= {LEFT + r, RIGHT + c}
-        body.append(Call(ADDED[value.name], _numbers(unit.number(r, c), LEFT + r, RIGHT + c)))
+        if LEFT_TILE + r not in loaded:
+            body.append(_moved("load", LEFT_TILE + r, row.buffer, row.address.subs(at), pitch, (SIDE, unit.words)))
+        if RIGHT_TILE + c not in loaded:
+            address = column.address.subs(at)
+            body.append(_moved("load", RIGHT_TILE + c, column.buffer, address, along, (unit.words, SIDE)))
+        loaded |= {LEFT_TILE + r, RIGHT_TILE + c}
+        body.append(Call(TILE_PRODUCT_LEAF[value.name], _numbers(unit.number(r, c), LEFT_TILE + r, RIGHT_TILE + c)))
     return (For(STEP, ZERO, Index.of(trips), substitute(tuple(body), {STEP: Index.of(STEP) * unit.words})),)
 
 

@@ -15,7 +15,7 @@ from polydyn.codegen.ir import Body, Call, Def, FlatLoad, For, Let, Node, Pointe
 from polydyn.codegen.passes.epilogues import COLUMN, ROW
 from polydyn.schedules.index import ONE, ZERO, Index, maximum, minimum
 
-LEAF, FAR, WRITE = "pd_prefetch", "pd_prefetch_far", "pd_prefetch_write"
+PREFETCH_L1, PREFETCH_L2, PREFETCH_FOR_WRITE = "pd_prefetch", "pd_prefetch_far", "pd_prefetch_write"
 """Prefetch into L1, into L2, and into L1 for a write."""
 TYPES = {"float32": "f32", "int32": "i32"}
 """Dtypes that are prefetched, of four bytes, with the suffix of the leaf."""
@@ -58,8 +58,8 @@ def prefetch_next(
         if not near and not far:
             return n
         if n.kind == "vector":
-            return replace(n, body=(*_calls(LEAF, near, following), *n.body))
-        return _by_lines(n, _calls(LEAF, near, following), _calls(FAR, far, panel or {}), whole)
+            return replace(n, body=(*_calls(PREFETCH_L1, near, following), *n.body))
+        return _by_lines(n, _calls(PREFETCH_L1, near, following), _calls(PREFETCH_L2, far, panel or {}), whole)
 
     return rewrite(body, f)
 
@@ -78,7 +78,7 @@ def prefetch_ahead(body: Body, var: str, far: int) -> Body:
 
     strides = [v.address.split(var)[0].constant or 1 for n in walk(body) if isinstance(n, For) for v in moving(n)]
     steps = Index.of(var) + max(1, far // (4 * max(strides, default=1)))
-    return rewrite(body, lambda n: _first(n, _calls(LEAF, moving(n), {var: steps})) if isinstance(n, For) else n)
+    return rewrite(body, lambda n: _first(n, _calls(PREFETCH_L1, moving(n), {var: steps})) if isinstance(n, For) else n)
 
 
 def _first(n: For, calls: Body) -> For:
@@ -108,7 +108,7 @@ def share_lines(body: Body, number: Index, tiles: Index, lines: Index) -> Body:
 def prefetch_lines(body: Body, var: str, planes: Sequence[FlatLoad]) -> Body:
     """Let the loop ``var`` over planes prefetch the tile's range of lines in each; ``planes``: their first elements."""
     line = Index.of("line")
-    calls = _calls(FAR, [replace(v, address=v.address + line * LINE) for v in planes], {})
+    calls = _calls(PREFETCH_L2, [replace(v, address=v.address + line * LINE) for v in planes], {})
     asked = For("line", Index.of(PREFETCH_RANGE[0]), Index.of(PREFETCH_RANGE[1]), calls)
     return rewrite(body, lambda n: _first(n, (asked,)) if isinstance(n, For) and n.var == var else n)
 
@@ -121,7 +121,7 @@ def prefetch_results(stores: Sequence[Store], rows: Index, columns: Index, numbe
     """
     line = Index.of("line")
     asked = (Pointer("float32", s.buffer, s.address.subs({ROW: line * LINE})) for s in stores)
-    lines = For("line", ZERO, rows.ceildiv(LINE), tuple(Call(f"{WRITE}_f32", (x,)) for x in asked))
+    lines = For("line", ZERO, rows.ceildiv(LINE), tuple(Call(f"{PREFETCH_FOR_WRITE}_f32", (x,)) for x in asked))
     return (For(COLUMN, number * columns // tiles, (number + 1) * columns // tiles, (lines,)),)
 
 

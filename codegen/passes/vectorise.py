@@ -44,8 +44,8 @@ from polydyn.schedules.expr import C_FUNCTIONS, REDUCTIONS, Const, FromIndex, Op
 from polydyn.schedules.index import ONE, ZERO, Atom, Index, maximum, minimum
 from polydyn.schedules.lanes import FLOAT_LANES, RAMP_DTYPES, VECTOR_DTYPES, lane_stride
 
-ACCUMULATED = ("float32", "int32", "int64", "float16", "bfloat16")
-GUARDED = ("float32", "uint8", "int8", "float16", "bfloat16")
+SUM_DTYPES = ("float32", "int32", "int64", "float16", "bfloat16")
+MASKED_LOAD_DTYPES = ("float32", "uint8", "int8", "float16", "bfloat16")
 """Dtypes that may be loaded in a subset of lanes."""
 PARAMETERS = ("uint8", "int8")
 """Dtypes of zero points. The first byte of such a tensor exists and may be loaded outside its guard."""
@@ -200,7 +200,7 @@ def _guarded(v: Op) -> Value:
                 return x
             if x.lanes == 1 and x.dtype in PARAMETERS and x.address == ZERO:
                 return x
-            if x.lanes == 1 or x.stride.constant is None or x.dtype not in GUARDED:
+            if x.lanes == 1 or x.stride.constant is None or x.dtype not in MASKED_LOAD_DTYPES:
                 raise _NoVectorsError("a guarded load of that stride cannot be speculated in vector lanes")
             if isinstance(guard, Between) and x.mask is not None and x.guard is None:  # one range instead of two
                 return replace(x, mask=None, guard=replace(guard, high=minimum(guard.high, x.mask)))
@@ -309,7 +309,7 @@ def _accumulators(loop: For) -> dict[str, tuple[str, str]]:
         if isinstance(n, Set) and n.reg not in inside:
             if n.reduce is None or out.get(n.reg, (n.reduce, n.value.dtype)) != (n.reduce, n.value.dtype):
                 raise _NoVectorsError(f"{n.reg} is carried by {loop.var} but is not one reduction")
-            if n.value.dtype not in ACCUMULATED:
+            if n.value.dtype not in SUM_DTYPES:
                 raise _NoVectorsError(f"{n.reg} accumulates {n.value.dtype}, which vectors do not support")
             out[n.reg] = (n.reduce, n.value.dtype)
     return out

@@ -50,7 +50,7 @@ CTYPE = {
 CTYPE |= {t: t for t in SMALL}
 CVALUE = {d: CTYPE[WIDENED.get(d, d)] for d in CTYPE}
 """Types of values."""
-SHORT = {**CVALUE, "bool": "b"}
+SHORT_NAME = {**CVALUE, "bool": "b"}
 INLINE_MATH = ("exp", "tanh", "erf", "sigmoid")
 INFIX = {"add": "+", "sub": "-", "mul": "*"}
 RELATIONS = {"lt": "<", "le": "<=", "eq": "==", "ne": "!=", "gt": ">", "ge": ">="}
@@ -100,15 +100,15 @@ class ValuePrinter:
             return self._text(v, want)
         s = self._text(v, lanes)
         if lanes > 1:
-            return f"{'vwiden' if want > lanes else 'hlow'}_{SHORT[v.dtype]}({s})"
+            return f"{'vwiden' if want > lanes else 'hlow'}_{SHORT_NAME[v.dtype]}({s})"
         if v.dtype == "bool":
             return f"vbcast_i32(-(({s}) != 0))"
-        return f"{self.prefix(want, v.dtype)}bcast_{SHORT[v.dtype]}({s})"
+        return f"{self.prefix(want, v.dtype)}bcast_{SHORT_NAME[v.dtype]}({s})"
 
     def _text(self, v: Value, lanes: int) -> str:
         if 1 < lanes < self.width and not _of_any_lanes(v):  # functions exist only for whole vectors
             self.prefix(lanes, v.dtype)
-            return f"hlow_{SHORT[v.dtype]}({self._text(v, self.width)})"
+            return f"hlow_{SHORT_NAME[v.dtype]}({self._text(v, self.width)})"
         if isinstance(v, Const):
             return _constant(v)
         if isinstance(v, Undefined):
@@ -129,7 +129,7 @@ class ValuePrinter:
             return f"pd_h{v.reduction}_{vector_type(v.dtype)}({self.text(v.value, lanes_of(v.value))})"
         if isinstance(v, Blend):
             args = f"{self.text(v.new, lanes)}, {self.text(v.old, lanes)}"
-            return f"vsel_{SHORT[v.dtype]}(vlive({index_text(v.count)}), {args})"
+            return f"vsel_{SHORT_NAME[v.dtype]}(vlive({index_text(v.count)}), {args})"
         if isinstance(v, Apply):
             return f"{v.function}({', '.join(self.text(a, lanes_of(a)) for a in v.args)})"
         if isinstance(v, Op):
@@ -293,7 +293,7 @@ class ValuePrinter:
         c, a, b = v.args
         if lanes == 1 or lanes_of(c) == 1:
             return f"(({self.text(c)}) ? {self.text(a, lanes)} : {self.text(b, lanes)})"
-        kind = "i32" if v.dtype == "bool" else SHORT[v.dtype]
+        kind = "i32" if v.dtype == "bool" else SHORT_NAME[v.dtype]
         return f"vsel_{kind}({self.text(c, lanes)}, {self.text(a, lanes)}, {self.text(b, lanes)})"
 
 

@@ -22,22 +22,22 @@ STORAGE = {
 }  # fmt: skip
 """Types in memory."""
 HALF = ("float16", "bfloat16")
-NARROW = (*HALF, *FLOAT8)
+STORAGE_FLOATS = (*HALF, *FLOAT8)
 """Storage-only floats."""
-REGISTER = {**STORAGE, **dict.fromkeys(NARROW, "float"), "bool": "bool"}
+REGISTER = {**STORAGE, **dict.fromkeys(STORAGE_FLOATS, "float"), "bool": "bool"}
 """Types of values."""
-_SHORT = dict(zip(NARROW, ("f16", "bf16", "e4m3", "e5m2"), strict=True))
-READ = {t: f"pd_{n}_to_f32" for t, n in _SHORT.items()} | {"bool": "(bool)"}
-WRITE = {t: f"pd_f32_to_{n}" for t, n in _SHORT.items()} | {"bool": "(uint8_t)"}
+_SHORT_NAME = dict(zip(STORAGE_FLOATS, ("f16", "bf16", "e4m3", "e5m2"), strict=True))
+FROM_STORAGE = {t: f"pd_{n}_to_f32" for t, n in _SHORT_NAME.items()} | {"bool": "(bool)"}
+TO_STORAGE = {t: f"pd_f32_to_{n}" for t, n in _SHORT_NAME.items()} | {"bool": "(uint8_t)"}
 BYTES = ("int8", "uint8")
-SINGLE = ("float32", *HALF)
+SINGLE_FLOATS = ("float32", *HALF)
 FLOAT_FUNCTIONS = (
     "exp", "log", "sqrt", "tanh", "erf", "sin", "cos", "sigmoid", "floor", "ceil", "rint", "pow", "fmod", "max", "min",
     "abs", "tan", "asin", "acos", "atan", "sinh", "cosh", "asinh", "acosh", "atanh",
     "expm1", "log1p", "erfc", "atan2",
 )  # fmt: skip
 """Operations that the device header has for float."""
-FAST = ("exp", "log", "tanh", "erf", "sigmoid", "sqrt")
+FAST_FUNCTIONS = ("exp", "log", "tanh", "erf", "sigmoid", "sqrt")
 """Operations that have a form for results rounded to 16 bits."""
 NORMAL = 2.0**-126
 """The smallest normal float32."""
@@ -117,7 +117,7 @@ class CudaValues:
         return text if place.scope == "shared" else f"({STORAGE[v.dtype]} *)({text})"
 
     def _read(self, dtype: str, text: str) -> str:
-        return f"{READ[dtype]}({text})" if dtype in READ else text
+        return f"{FROM_STORAGE[dtype]}({text})" if dtype in FROM_STORAGE else text
 
     def _load(self, v: FlatLoad) -> str:
         place = self.places[v.buffer]
@@ -144,7 +144,7 @@ class CudaValues:
         x = self.text(value if place.scope == "register" else stored_value(value))
         if place.scope == "register":
             return f"{n.buffer}[{at}] = {x};"
-        x = f"{WRITE[place.dtype]}({x})" if place.dtype in WRITE else x
+        x = f"{TO_STORAGE[place.dtype]}({x})" if place.dtype in TO_STORAGE else x
         if place.scope == "shared":
             return f"pd_sts<{STORAGE[place.dtype]}>({self.shared(n.buffer, at)}, {x});"
         return f"pd_stg<{STORAGE[place.dtype]}>({n.buffer} + {at}, {x});"
@@ -152,7 +152,7 @@ class CudaValues:
     def _op(self, v: Op) -> str:
         if v.name == "cast":
             return self._cast(v)
-        if v.name == "bitcast" and v.args[0].dtype not in NARROW and v.dtype not in NARROW:
+        if v.name == "bitcast" and v.args[0].dtype not in STORAGE_FLOATS and v.dtype not in STORAGE_FLOATS:
             return f"pd_bitcast<{REGISTER[v.dtype]}>({self.text(v.args[0])})"
         if self.fast and (x := _above_one(v, "erf")):
             return f"pd_erfc_fast(-{self.text(x)})"
@@ -179,7 +179,7 @@ class CudaValues:
             return f"(({REGISTER[v.dtype]}){text})" if source in ("int8", "int16", "uint8", "uint16") else text
         if v.name == "neg":
             return f"(-{args[0]})"
-        if source in SINGLE:
+        if source in SINGLE_FLOATS:
             return _fast(v, args) or _single(v.name, args) if self.fast else _single(v.name, args)
         return _other(v, args)
 
@@ -188,8 +188,8 @@ class CudaValues:
         s = self.text(x)
         if v.dtype == "bool":
             return f"({s} != 0)"
-        if v.dtype in NARROW and x.dtype != v.dtype:
-            return f"{READ[v.dtype]}({WRITE[v.dtype]}((float){s}))"
+        if v.dtype in STORAGE_FLOATS and x.dtype != v.dtype:
+            return f"{FROM_STORAGE[v.dtype]}({TO_STORAGE[v.dtype]}((float){s}))"
         return s if REGISTER[v.dtype] == REGISTER[x.dtype] else f"(({REGISTER[v.dtype]}){s})"
 
 
@@ -244,7 +244,7 @@ def _above_one(v: Op, name: str) -> Value | None:
 
 def _fast(v: Op, args: list[str]) -> str:
     """Return the form of ``_single`` that is accurate to 2^-16 (docs/adr/0005-cuda.md), or an empty text."""
-    if v.name in FAST:
+    if v.name in FAST_FUNCTIONS:
         return f"pd_{v.name}_fast({', '.join(args)})"
     if v.name == "reciprocal":
         return f"pd_div_fast(1.0f, {args[0]})"

@@ -14,7 +14,7 @@ from pathlib import Path
 from polydyn.build.cache import FileCache, digest
 from polydyn.build.compiler import build_library
 from polydyn.build.features import data_cache, machine_features
-from polydyn.codegen.cpu.target import STARTED, CpuTarget
+from polydyn.codegen.cpu.target import FMAS_PER_CYCLE, CpuTarget
 from polydyn.errors import BuildError
 from polydyn.measure.cpu_timing import TIMER
 from polydyn.measure.workers import Workers
@@ -83,7 +83,7 @@ def calibrate(target: CpuTarget, build: str, threads: int) -> Hardware:
         ways=ways,
         lanes=target.width,
         registers=core.registers,
-        hertz=fma / (2 * STARTED * target.width),
+        hertz=fma / (2 * FMAS_PER_CYCLE * target.width),
         l2_bandwidth=cached,
         memory_bandwidth=memory,
         name=processor(),

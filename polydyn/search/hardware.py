@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from polydyn.build.features import data_cache
-from polydyn.codegen.cpu.target import STARTED, Core
+from polydyn.codegen.cpu.target import FMAS_PER_CYCLE, Core
 from polydyn.errors import UnsupportedError
 from polydyn.search.backbone import digest_of
 
@@ -108,7 +108,7 @@ def cpu(
 
     A step of an integer product has the same rate as one of floats: vectors and pipes are the same.
     """
-    rate = hertz * 2 * STARTED * lanes
+    rate = hertz * 2 * FMAS_PER_CYCLE * lanes
     wide = {"float32": lanes, "int32": lanes, "float64": lanes // 2}
     return Hardware(
         f"{name}:{threads}x{lanes}",
@@ -138,6 +138,6 @@ def with_system_cache(core: Core) -> Core:
 
 def calibrated(core: Core, machine: Hardware) -> Core:
     """Return a core with the L2 size and read bandwidth of a calibrated machine."""
-    hertz = machine.peak("float32") / machine.units / (2 * machine.lanes * STARTED)
+    hertz = machine.peak("float32") / machine.units / (2 * machine.lanes * FMAS_PER_CYCLE)
     read = round(machine.local_bandwidth / hertz / READ_STEP) * READ_STEP
     return replace(core, l2=machine.local_bytes, read=max(READ_STEP, read))

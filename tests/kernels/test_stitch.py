@@ -11,12 +11,12 @@ import pytest
 import polydyn
 from polydyn.backends import cpu
 from polydyn.checked import CheckedProgram
-from polydyn.codegen.cpu.rows import LEAST_PAIRED, PAIRED_BYTES, SHORT_ROW
+from polydyn.codegen.cpu.rows import MIN_PAIRED_ROW, PAIRED_BYTES, SHORT_ROW
 from polydyn.compiler import plan_program
 from polydyn.program.assemble import build_program
 from tests.support.tiny import model, node
 
-B = LEAST_PAIRED
+B = MIN_PAIRED_ROW
 Feeds = dict[str, np.ndarray]
 LENGTHS = (0, 1, 7, 16, 31, 32, 33, 64, 130)
 

@@ -13,7 +13,7 @@ from functools import cached_property
 from polydyn.codegen.cuda.group import product_refusal
 from polydyn.codegen.cuda.instructions import INSTRUCTIONS
 from polydyn.codegen.cuda.limits import (
-    MULTIPLIED,
+    PRODUCT_INSTRUCTION,
     TF32,
     broken_rule,
     grain,
@@ -58,7 +58,8 @@ def hardware_of(device: Device) -> Hardware:
             name, "tensor" if INSTRUCTIONS[name].warp else "scalar", dtype, grain(name),
             device.peak_tflops[rates[dtype]] * per,
         )
-        for dtype, name in MULTIPLIED.items() if rates[dtype] in device.peak_tflops  # not all support 8-bit floats
+        for dtype, name in PRODUCT_INSTRUCTION.items()
+        if rates[dtype] in device.peak_tflops  # not all devices support 8-bit floats
     )  # fmt: skip
     return Hardware(
         device.name,
@@ -114,7 +115,7 @@ class CudaTask(Task[ContractGroup]):
     def tile(self, tile: Tile) -> CudaTile:
         """Return the tile of a configuration. ScheduleError: it breaks a rule, which is named."""
         rows, columns, steps = self.loops
-        name = MULTIPLIED[self.kernel.dtype]
+        name = PRODUCT_INSTRUCTION[self.kernel.dtype]
         block, warp, thread = (tile.level(x) for x in "bwt")
         if thread and INSTRUCTIONS[name].warp:
             raise _broken(tile, f"{name} has no tiles of threads")
