@@ -1,7 +1,7 @@
 """The passes of a kernel as data: named steps from loop IR to loop IR, checked and shown one by one.
 
-Every builder gives its steps in order. ``run`` applies them; with ``POLYDYN_VERIFY=1`` it checks the loop IR after each
-(``check.verify_body``), and the debug ladder shows what each step made of it (``polydyn.debug``).
+Every builder lists its steps in order. ``run`` applies them; with ``POLYDYN_VERIFY=1`` it checks the loop IR after each
+(``check.verify_body``), and the debug ladder shows the loop IR after each step (``polydyn.debug``).
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from polydyn.schedules.proof.proven import Proven
 class Step:
     """One pass of a kernel.
 
-    ``what`` says in a sentence what it does. ``opens``: symbols and buffers that it begins to use and that a later step
-    binds; all others must be bound already, so that the pass that loses a binding is found, not the last one.
+    ``what``: a sentence that describes the pass. ``opens``: symbols and buffers that the pass begins to use and a later
+    step binds. All others must be bound already, so an error names the pass that lost a binding, not the last pass.
     """
 
     name: str
@@ -82,7 +82,7 @@ def finished(kernel: str, body: Body) -> None:
 
 
 def loops(kernel: str, proven: Proven) -> Body:
-    """What the steps of a kernel begin with: the loops of its schedule tree, statements not yet lowered."""
+    """Return the input of a kernel's steps: the loops of its schedule tree, statements not yet lowered."""
     tiled = proven.tiled
     show(Level.SCHEDULES, kernel, "tree", lambda: show_tiled(tiled))
     body = generate(tiled)
@@ -91,17 +91,17 @@ def loops(kernel: str, proven: Proven) -> Body:
 
 
 def names_of(group: Group) -> tuple[str, ...]:
-    """What any step of a group may use: its parameters, its arrays, the symbols of their strides."""
+    """Return the names that any step of a group may use: its parameters and arrays, the symbols of their strides."""
     strides = (i for a in group.arrays.values() for i in (*a.strides, a.offset))
     return (*group.params, *group.arrays, *{x for i in strides for x in i.symbols()})
 
 
 def run(kernel: str, body: Body, steps: Iterable[Step], names: Collection[str] = (), shown: bool = True) -> Body:
-    """The body after all steps.
+    """Apply all steps and return the body.
 
-    ``kernel``: the part of the debug ladder that they are shown under, when ``shown``. ``names``: the kernel's symbols
-    and buffers, which every step may use, besides what is free in ``body``. CodegenError: a step left something behind
-    that breaks the invariants of the loop IR (with ``POLYDYN_VERIFY=1``).
+    ``kernel``: the part of the debug ladder that shows the steps, if ``shown``. ``names``: the kernel's symbols and
+    buffers, which every step may use in addition to the free names of ``body``. CodegenError: the body after a step
+    breaks an invariant of the loop IR (with ``POLYDYN_VERIFY=1``).
     """
     verify = verifying()
     opened = free_names(body).difference(names) if verify else frozenset()

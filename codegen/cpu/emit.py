@@ -17,22 +17,24 @@ from polydyn.debug import Level, show
 from polydyn.schedules.model import Array, stored
 
 TASK_RANGE = ("begin", "end")
-"""What a kernel's function is called with besides buffers and symbols: the tasks that it runs."""
+"""Arguments of a kernel's function in addition to buffers and symbols: the range of tasks to run."""
 
 
 def bound_names(arrays: Mapping[str, Array], symbols: tuple[str, ...]) -> tuple[str, ...]:
-    """The names that every step of a kernel may use (``pipeline.run``)."""
+    """Return the names that every step of a kernel may use (``pipeline.run``)."""
     return (*symbols, *TASK_RANGE, str(CACHE), *stored(arrays))
 
 
 def ranges(order: Sequence[str] = ()) -> tuple[Step, ...]:
-    """The coincident band of a CPU kernel becomes a range of tasks. ``order``: as for ``tasks``."""
+    """Return the step that turns the coincident band into a range of tasks; ``order`` as for ``tasks``."""
     return (Step("tasks", "the coincident band becomes a range of tasks", partial(tasks, runs=True, order=order)),)
 
 
 def emit(kernel: Kernel, body: Body, arrays: Mapping[str, Array], inline_math: bool = False, width: int = 0) -> Kernel:
-    """The kernel with its text. ``kernel`` says everything but text and buffers; ``inline_math``, ``width``: as for
-    ``KernelPrinter``. CodegenError: the loop IR is broken.
+    """Return the kernel with its text.
+
+    ``kernel`` has everything except text and buffers; ``inline_math`` and ``width`` as for ``KernelPrinter``.
+    CodegenError: the loop IR is invalid.
     """
     buffers = stored(arrays)
     verify_body(body, (*kernel.symbols, *TASK_RANGE, str(CACHE)), buffers)

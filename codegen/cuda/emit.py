@@ -22,24 +22,27 @@ from polydyn.schedules.index import Index, IndexLike
 from polydyn.schedules.model import Array, stored
 
 LONG = " int64"
-"""What the versions with 64-bit indices have at the end of their name."""
+"""Suffix of the version names with 64-bit indices."""
 RANK = "rank"
-"""The number of a block among those that share a task: in its cluster."""
+"""The number of a block in its cluster, among those of one task."""
 V = Index.of
 
 
 def bound_names(arrays: Mapping[str, Array], symbols: Sequence[str]) -> tuple[str, ...]:
-    """The names that every step of a kernel may use (``pipeline.run``)."""
+    """Return the names that every step of a kernel may use (``pipeline.run``)."""
     return (*symbols, *THREAD, *stored(arrays))
 
 
 def without_rows(arrays: Mapping[str, Array]) -> dict[str, Array]:
-    """The arrays in memory: rows of scores stay in registers."""
+    """Return the arrays in memory; rows of scores stay in registers."""
     return {n: a for n, a in arrays.items() if a.role != "rows"}
 
 
 def blocks_step(parts: int, cluster: bool = True) -> Step:
-    """Tasks become blocks, or ``parts`` blocks each; of a cluster none leaves before all have read what it has left."""
+    """Return the step that maps each task to a block, or to ``parts`` blocks.
+
+    The blocks of a cluster wait for each other before they exit, because they read each other's shared memory.
+    """
     if parts == 1:
         return Step("blocks", "a block is a task", one_each)
 
@@ -52,10 +55,10 @@ def blocks_step(parts: int, cluster: bool = True) -> Step:
 def emit(
     kernel: Kernel, body: Body, arrays: Mapping[str, Array], limits: Mapping[str, IndexLike], blocks: int = 1
 ) -> tuple[Kernel, ...]:
-    """The kernel with its text: a version with 32-bit indices where they can be enough, then the general one.
+    """Return the kernel with its text: a version with 32-bit indices if they may suffice, then the general one.
 
-    ``kernel`` says everything but text, buffers and shared memory. ``limits``: upper bounds of block and tile numbers
-    (``narrow_conditions``). ``blocks``: wanted per multiprocessor.
+    ``kernel`` has everything except text, buffers and shared memory. ``limits``: upper bounds of block and tile numbers
+    (``narrow_conditions``). ``blocks``: the targeted number of blocks per multiprocessor.
     """
     buffers = stored(arrays)
     outputs = [n for n, a in arrays.items() if a.role == "output"]
@@ -83,7 +86,7 @@ def emit(
     long = replace(kernel, name=name, text=text, version=kernel.version + LONG)
     if guard is None:
         return (long,)
-    arithmetic = kernel.tasks * 4  # of block numbers: sums of a few products that are at most the grid each
+    arithmetic = kernel.tasks * 4  # of block numbers: sums of a few products, each at most the grid
     if arithmetic.constant is None:
         guard = (Compare("<=", arithmetic, Index.of(LIMIT)), *guard)
     short = replace(kernel, text=print_kernel(kernel.name, "int32_t"), conditions=(*kernel.conditions, *guard))
@@ -95,22 +98,26 @@ class Form(Protocol):
 
     @property
     def asked(self) -> Collection[tuple[Index, int]]:
-        """What must be multiples of which number for its copies; the stores of the kernel may ask for more."""
+        """Pairs (expression, number): the copies require the expression to be a multiple of the number.
+
+        Stores may add more.
+        """
 
     def build(self) -> tuple[Kernel, ...]:
-        """The kernel, with indices of both widths."""
+        """Build the kernel, with indices of both widths."""
 
 
 def without_repeats(
     forms: Iterable[Form], others: Iterable[Collection[tuple[Index, int]]] = (), first: int | None = None
 ) -> list[Kernel]:
-    """Versions (each with its two widths of indices, or the ``first`` of them) without those that only run where an
-    earlier one runs too. ``others``: what versions built before ask for.
+    """Drop each version whose requirements imply those of an earlier version.
+
+    ``first`` keeps that many index widths per version. ``others``: the requirements of versions that exist already.
     """
     out: list[Kernel] = []
     earlier = [set(o) for o in others]
     for form in forms:
-        if any(o <= set(form.asked) for o in earlier):  # most are, and need not be built
+        if any(o <= set(form.asked) for o in earlier):  # most do, and need not be built
             continue
         kernels = form.build()[:first]
         if kernels and not any(o <= set(kernels[0].multiples) for o in earlier):
@@ -120,5 +127,5 @@ def without_repeats(
 
 
 def short_first(versions: Sequence[Kernel]) -> tuple[Kernel, ...]:
-    """Versions with 32-bit indices first, otherwise in the order given."""
+    """Sort versions with 32-bit indices to the front; otherwise keep the order."""
     return tuple(sorted(versions, key=lambda k: k.version.endswith(LONG)))
