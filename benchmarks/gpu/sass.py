@@ -34,7 +34,7 @@ from benchmarks.gpu.programs import inner_convolution, mean_of_pixels, model, no
 from benchmarks.gpu.timed import attention_model, float8_layer, layer
 from polydyn.backends import Options
 from polydyn.backends.cuda import Cuda
-from polydyn.codegen.cuda.emit import LONG
+from polydyn.codegen.cuda.emit import LONG_SUFFIX
 from polydyn.codegen.cuda.work import bounded_registers
 from polydyn.codegen.kernel import Kernel
 from polydyn.gpu.compiler import KernelUse, compile_cuda, compiler_version
@@ -223,7 +223,7 @@ def kernel_of(kind: Kind) -> Kernel:
     backend = Cuda(f"cuda:{kind.arch}", Options(tf32=kind.tf32, precision=kind.precision))
     plan = backend.fuse(backend.rewrite(import_model(kind.model)))
     versions = (k for p in backend.place(backend.builder(plan)).placed for k in p.kernels)
-    return next(k for k in versions if k.version.startswith(kind.version) and not k.version.endswith(LONG))
+    return next(k for k in versions if k.version.startswith(kind.version) and not k.version.endswith(LONG_SUFFIX))
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,14 @@ from functools import cached_property, partial
 
 from polydyn.codegen.cuda.attention_limits import DEPTHS, LARGE_DEPTHS
 from polydyn.codegen.cuda.copies import Copy, Operand, copy_of
-from polydyn.codegen.cuda.emit import blocks_step, bound_names, emit, short_first, without_repeats, without_rows
+from polydyn.codegen.cuda.emit import (
+    blocks_step,
+    bound_names,
+    drop_covered_versions,
+    emit,
+    narrow_indices_first,
+    without_rows,
+)
 from polydyn.codegen.cuda.families import FamilyFactors, WarpgroupAttention
 from polydyn.codegen.cuda.group import ProductGroup
 from polydyn.codegen.cuda.instructions import COLUMN, INSTRUCTIONS, KEY, LANE
@@ -148,7 +155,7 @@ class CudaAttentionKernel:
         A version is dropped if an earlier one can always run in its place.
         """
         narrow = ((8, False), (4, False), (2, False)) if self.kind == "mma" else ((4, False),)
-        own = without_repeats((
+        own = drop_covered_versions((
             *(_Version(self, 16, True, masks_in_pairs=x) for x in self.masks_in_pairs),
             *(_Version(self, width, wide) for width, wide in ((16, False), *narrow)),
         ))  # fmt: skip
@@ -157,7 +164,7 @@ class CudaAttentionKernel:
         if self.kept:
             special, others = self.kept.versions(self.family), self.kept.others
             own = [with_block(k, factor=others) for k in own]
-        return short_first((*special, *own, *self._split_kv_versions()))
+        return narrow_indices_first((*special, *own, *self._split_kv_versions()))
 
     @property
     def masks_in_pairs(self) -> tuple[bool, ...]:
@@ -175,7 +182,7 @@ class CudaAttentionKernel:
         if self.kind != "mma" or max(self.depths) > most or one_block:
             return ()
         made = (_Version(self, 16, True, FRAGMENTS, x) for x in self.masks_in_pairs)
-        return tuple(without_repeats(x for x in made if all(c.bytes == 16 for c in x.copies.values())))
+        return tuple(drop_covered_versions(x for x in made if all(c.bytes == 16 for c in x.copies.values())))
 
     def _split_kv_versions(self) -> tuple[Kernel, ...]:
         """Return the split-KV version for few queries and many keys, with the widest copies and 32-bit indices.
@@ -260,7 +267,7 @@ class _Version:
         """Build the kernel, with indices of both widths."""
         of, version = self.of, self.version
         body, count = build(ATTENTION, self)
-        multiples = (*self.asked, *self.values.multiples, *self.online.multiples)
+        multiples = (*self.required_multiples, *self.values.multiples, *self.online.multiples)
         few = sum(of.depths) > 128 or self.fragments > 1 or self.kind.name != "mma"  # too many registers for three
         blocks = 2 if few else 3
         rows, keys = of.scores.M.ceildiv(self.rows), of.scores.N.ceildiv(self.keys)
@@ -271,7 +278,7 @@ class _Version:
         return emit(kernel, body, self.arrays(), limits, blocks)
 
     @property
-    def asked(self) -> tuple[tuple[Index, int], ...]:
+    def required_multiples(self) -> tuple[tuple[Index, int], ...]:
         """Alignment required by copies of this width."""
         return tuple(x for c in self.copies.values() for x in c.multiples)
 

@@ -12,7 +12,7 @@ from polydyn.codegen.ir import Body, Compare, Let
 from polydyn.codegen.kernel import WORKSPACE, Kernel, with_block
 from polydyn.codegen.passes.narrow import LIMIT, narrow_conditions
 from polydyn.codegen.passes.threads import WARP, one_each
-from polydyn.codegen.passes.warpgroups import MEETING
+from polydyn.codegen.passes.warpgroups import CLUSTER_BARRIER
 from polydyn.codegen.pipeline import Step, finished
 from polydyn.codegen.printers.cuda import THREAD, CudaPrinter, shared_bytes
 from polydyn.codegen.printers.cuda_values import HALF
@@ -21,7 +21,7 @@ from polydyn.schedules.expr import FLOATS
 from polydyn.schedules.index import Index, IndexLike
 from polydyn.schedules.model import Array, stored
 
-LONG = " int64"
+LONG_SUFFIX = " int64"
 """Suffix of the version names with 64-bit indices."""
 RANK = "rank"
 """The number of a block in its cluster, among those of one task."""
@@ -47,7 +47,8 @@ def blocks_step(parts: int, cluster: bool = True) -> Step:
         return Step("blocks", "a block is a task", one_each)
 
     def several(body: Body) -> Body:
-        return (Let(RANK, V("bid") % parts, (*one_each(body, V("bid") // parts), *(MEETING if cluster else ()))),)
+        barrier = CLUSTER_BARRIER if cluster else ()
+        return (Let(RANK, V("bid") % parts, (*one_each(body, V("bid") // parts), *barrier)),)
 
     return Step("blocks", "blocks that share a task", several)
 
@@ -83,7 +84,7 @@ def emit(
     name = kernel.name + "_long"
     text = print_kernel(name, "int64_t")
     kernel = with_block(kernel, features=features_of(text))
-    long = replace(kernel, name=name, text=text, version=kernel.version + LONG)
+    long = replace(kernel, name=name, text=text, version=kernel.version + LONG_SUFFIX)
     if guard is None:
         return (long,)
     arithmetic = kernel.tasks * 4  # of block numbers: sums of a few products, each at most the grid
@@ -93,11 +94,11 @@ def emit(
     return (short, long) if guard else (short,)
 
 
-class Form(Protocol):
+class UnbuiltVersion(Protocol):
     """A version before it is built."""
 
     @property
-    def asked(self) -> Collection[tuple[Index, int]]:
+    def required_multiples(self) -> Collection[tuple[Index, int]]:
         """Pairs (expression, number): the copies require the expression to be a multiple of the number.
 
         Stores may add more.
@@ -107,8 +108,8 @@ class Form(Protocol):
         """Build the kernel, with indices of both widths."""
 
 
-def without_repeats(
-    forms: Iterable[Form], others: Iterable[Collection[tuple[Index, int]]] = (), first: int | None = None
+def drop_covered_versions(
+    forms: Iterable[UnbuiltVersion], others: Iterable[Collection[tuple[Index, int]]] = (), first: int | None = None
 ) -> list[Kernel]:
     """Drop each version whose requirements imply those of an earlier version.
 
@@ -117,7 +118,7 @@ def without_repeats(
     out: list[Kernel] = []
     earlier = [set(o) for o in others]
     for form in forms:
-        if any(o <= set(form.asked) for o in earlier):  # most do, and need not be built
+        if any(o <= set(form.required_multiples) for o in earlier):  # most do, and need not be built
             continue
         kernels = form.build()[:first]
         if kernels and not any(o <= set(kernels[0].multiples) for o in earlier):
@@ -126,6 +127,6 @@ def without_repeats(
     return out
 
 
-def short_first(versions: Sequence[Kernel]) -> tuple[Kernel, ...]:
+def narrow_indices_first(versions: Sequence[Kernel]) -> tuple[Kernel, ...]:
     """Sort versions with 32-bit indices to the front; otherwise keep the order."""
-    return tuple(sorted(versions, key=lambda k: k.version.endswith(LONG)))
+    return tuple(sorted(versions, key=lambda k: k.version.endswith(LONG_SUFFIX)))

@@ -48,7 +48,7 @@ from polydyn.codegen.ir import (
 from polydyn.codegen.kernel import BASE, WORKSPACE, Block, Kernel, Work
 from polydyn.codegen.lower import Lowering, flat
 from polydyn.codegen.passes.threads import spread
-from polydyn.codegen.passes.warpgroups import MEETING
+from polydyn.codegen.passes.warpgroups import CLUSTER_BARRIER
 from polydyn.codegen.passes.widen import Multiples, multiples, widen
 from polydyn.codegen.places import Places
 from polydyn.codegen.printers.cuda_values import BYTES
@@ -386,7 +386,7 @@ class _GemvKernel:
         assert self._elements <= self._threads()
         whole = self._sum_in_order([self._load_partial(n, element) for n in range(self.warps[1])])
         first = If((Compare("<", element, V(self._elements)),), (self._store_partial(element, whole),))
-        return (*out, first, *(increment_arrival_counter(self.blocks) if self.counted else MEETING))
+        return (*out, first, *(increment_arrival_counter(self.blocks) if self.counted else CLUSTER_BARRIER))
 
     def _store_partial(self, element: Index, whole: Value) -> Node:
         """Store a block's sum of an element for the block that finishes it."""

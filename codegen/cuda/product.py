@@ -223,7 +223,7 @@ class TiledProduct:
         """Build the kernel, with indices of both widths."""
         of, t = self.of, self.tile
         body, count = build(PRODUCT, self)
-        wide = tuple(dict.fromkeys((*self.asked, *self.sums.multiples)))
+        wide = tuple(dict.fromkeys((*self.required_multiples, *self.sums.multiples)))
         work = self.work.shared_by(of.shares * self.parts)
         block = Block(t.threads, t.kind.arch, work=work)
         kernel = Kernel(
@@ -277,7 +277,7 @@ class TiledProduct:
         return steps
 
     @property
-    def asked(self) -> tuple[tuple[Index, int], ...]:
+    def required_multiples(self) -> tuple[tuple[Index, int], ...]:
         """Alignment required by copies of this width."""
         return tuple(x for c in self.copies for x in c.multiples)
 

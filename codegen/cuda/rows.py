@@ -23,7 +23,7 @@ from math import inf
 
 from polydyn.codegen.cpu.rows import NestKernel
 from polydyn.codegen.cpu.target import CpuTarget
-from polydyn.codegen.cuda.emit import bound_names, emit, short_first
+from polydyn.codegen.cuda.emit import bound_names, emit, narrow_indices_first
 from polydyn.codegen.cuda.row_loops import (
     THREADS,
     in_flight,
@@ -91,7 +91,7 @@ TASKS = {
 MAPPINGS_WITH_BARRIERS = ("lanes", "columns")
 """Mappings in which threads of different rows share a shuffle or a barrier, so that none may exit early."""
 SCALAR = CpuTarget("scalar", 1)
-Asked = dict[tuple[Index, int], None]
+RequiredMultiples = dict[tuple[Index, int], None]
 """Required multiples: (expression, number), each once."""
 
 
@@ -108,11 +108,11 @@ class CudaNestKernel:
         inner = any(inner_iterators(s, self.prefix) for s in self.group.statements)
         along = NestKernel(self.name, light.group, self.prefix, light.phases, SCALAR).tiled
         if (not inner or along or self._short()) and not light.rows():
-            return short_first((*light.wide(), *light._column_versions(), *light.build("thread")))
+            return narrow_indices_first((*light.wide(), *light._column_versions(), *light.build("thread")))
         short = self._longest() <= MAX_SHORT_ROW and len(self.rows()) <= MAX_KEPT_ROWS  # warps suffice
         mappings = ("warp",) if short else ("warp", "block")
         rest = [k for mapping in mappings for k in self._row_versions(mapping, light)]
-        return short_first([*light._lane_versions(), *rest])
+        return narrow_indices_first([*light._lane_versions(), *rest])
 
     def _lane_versions(self) -> tuple[Kernel, ...]:
         """Return the version with several rows per warp, if rows may be short and none is stored."""
@@ -140,11 +140,11 @@ class CudaNestKernel:
         """
         again = not light.rows()
         wide = light.build(mapping, light._vector()) if again else ()
-        asked = any(k.multiples for k in wide)
-        yield from wide[:1] if asked else wide
-        if asked or not wide:
+        restricted = any(k.multiples for k in wide)
+        yield from wide[:1] if restricted else wide
+        if restricted or not wide:
             yield from self.build(mapping)
-        if (asked or not wide) and mapping == "block" and again and self.rows():
+        if (restricted or not wide) and mapping == "block" and again and self.rows():
             yield from (replace(k, version=k.version.replace("block", "block recompute")) for k in light.build("block"))
 
     def _vector(self) -> int:
@@ -194,7 +194,7 @@ class CudaNestKernel:
         body, count = build(ROWS, of)
         if lanes > 1 and not any(isinstance(n, Call) and n.function.endswith(f"_wide<{lanes}>") for n in walk(body)):
             return ()
-        return self._kernels(of, body, count, tuple(of.asked))
+        return self._kernels(of, body, count, tuple(of.required))
 
     def wide(self) -> tuple[Kernel, ...]:
         """Build a thread per vector of the band's last iterator; return nothing if results cannot be stored as vectors.
@@ -238,7 +238,7 @@ class CudaNestKernel:
         kernel = Kernel(of.name, of.symbols, grid, version=of.version, multiples=multiples, block=block)
         return emit(kernel, body, self.group.arrays, limits, WIDE_BLOCKS if lanes > 1 < per else 1)
 
-    def stage(self, body: Body, version: str, lanes: int, required: Asked) -> Body:
+    def stage(self, body: Body, version: str, lanes: int, required: RequiredMultiples) -> Body:
         """Map a stage of a row to threads by the mapping ``version``; add the requirements of vectors to ``required``.
         """
         if version == "thread":
@@ -261,7 +261,7 @@ class CudaNestKernel:
             results += (Call("pd_syncwarp" if version == "warp" else "pd_syncthreads"),)
         return (*loops_of_lanes, *results)
 
-    def _by_vectors(self, n: Node, kind: str, lanes: int, required: Asked) -> Node:
+    def _by_vectors(self, n: Node, kind: str, lanes: int, required: RequiredMultiples) -> Node:
         """Return the thread-mapped loop by vectors, if it has them: its iterations are independent."""
         if not (isinstance(n, For) and n.kind == kind) or n.lo != ZERO or (n.hi.constant or 0) % lanes:
             return n
@@ -309,7 +309,7 @@ class CudaNestKernel:
 class Version:
     """One kernel of a nest. ``mapping``: rows to threads. ``lanes``: elements of a thread's vector.
 
-    ``asked``, ``alignments``: the requirements of the vectors, once they are built.
+    ``required``, ``alignments``: the requirements of the vectors, once they are built.
     """
 
     of: CudaNestKernel
@@ -317,7 +317,7 @@ class Version:
     mapping: str
     lanes: int
     nest: NestKernel
-    asked: Asked = field(default_factory=dict)
+    required: RequiredMultiples = field(default_factory=dict)
     alignments: list[Multiples] = field(default_factory=list)
 
     @property
@@ -346,7 +346,7 @@ class Version:
 
     def stage(self, body: Body) -> Body:
         """Map loops to threads and combine their results."""
-        return self.of.stage(body, self.mapping, self.lanes, self.asked)
+        return self.of.stage(body, self.mapping, self.lanes, self.required)
 
     def row(self, body: Body) -> Body:
         """Let one lane store the elements that exist once per row."""

@@ -8,7 +8,7 @@ from functools import cached_property, partial
 from itertools import chain
 
 from polydyn.capability import capability, runs_on
-from polydyn.codegen.cuda.emit import LONG, short_first, without_repeats
+from polydyn.codegen.cuda.emit import LONG_SUFFIX, drop_covered_versions, narrow_indices_first
 from polydyn.codegen.cuda.families import FamilyFactors, WarpgroupProducts
 from polydyn.codegen.cuda.few_rows import gemv_versions
 from polydyn.codegen.cuda.group import ProductGroup
@@ -116,7 +116,7 @@ class CudaContractKernel:
         launched.
         """
         if self.total is not self.product and not runs_on(FLOAT8_ARCH, capability(self.arch)):
-            return short_first((*self.gemv_kernels(), *self._widened()))
+            return narrow_indices_first((*self.gemv_kernels(), *self._widened()))
         chosen = tiles or self._suitable(self.tiles)
         special = [] if tiles else self._hopper()
         skinny_only = bool(special)  # warpgroups have the larger tiles
@@ -126,7 +126,7 @@ class CudaContractKernel:
         shared = () if tiles or special else self._counted((*(t for t in more if t.bm <= SKINNY_TILE_ROWS), chosen[-1]))
         splits = (*shared, *self._splits(chosen, more))
         every = (*self.gemv_kernels(), *splits, *special, *chain(*whole.values()), *self._widened())
-        return short_first(self._times(every, self.kept.others) if self.kept else every)
+        return narrow_indices_first(self._times(every, self.kept.others) if self.kept else every)
 
     def _widened(self) -> Iterator[Kernel]:
         """Yield the versions for every device, if the others need newer instructions."""
@@ -154,7 +154,7 @@ class CudaContractKernel:
         first = (*self.gemv_kernels(), *self._splits(chosen, more), *self._hopper(), *narrow)
         last = _of_tile(self.product, chosen[-1], False)
         rest = tuple(self._times(x, factors.others) for x in (first, last))
-        return short_first((*rest[0], *of_tiles, *rest[1]))
+        return narrow_indices_first((*rest[0], *of_tiles, *rest[1]))
 
     def forms(self, tile: CudaTile) -> Iterator[TiledProduct]:
         """Yield the versions of a tuned tile before they are built, widest copies first.
@@ -168,7 +168,7 @@ class CudaContractKernel:
         """Return the versions with 16-byte copies if the operands may have them, else all."""
         forms = list(self.forms(tile))
         wide = [x for x in forms if all(c.bytes == MAX_COPY_BYTES for c in x.copies)]
-        return name_by_unit(tile, without_repeats(wide or forms))
+        return name_by_unit(tile, drop_covered_versions(wide or forms))
 
     def _splits(self, chosen: tuple[CudaTile, ...], more: tuple[CudaTile, ...]) -> Iterator[Kernel]:
         for t in (chosen[-1], *(t for t in more if t.bm <= SKINNY_TILE_ROWS)):
@@ -293,7 +293,7 @@ def name_by_unit(tile: CudaTile, kernels: Iterable[Kernel]) -> list[Kernel]:
     """Return versions of a tuned tile with names that contain the unit's part."""
 
     def name(version: str) -> str:
-        short = version.removesuffix(LONG)
+        short = version.removesuffix(LONG_SUFFIX)
         return f"{short} of {tile.wm}x{tile.wn}{version[len(short) :]}"
 
     return [replace(k, version=name(k.version)) for k in kernels]
@@ -319,4 +319,4 @@ def _of_tile(
     forms = [TiledProduct(product, tile, *a) for a in accesses(product.dtype)[: 2 if wide_only else None]]
     if wide_only and any(c.bytes < MAX_COPY_BYTES for c in forms[0].copies) and not forms[0].row_each:
         return []
-    return without_repeats(forms, others)[: 1 if one else None]
+    return drop_covered_versions(forms, others)[: 1 if one else None]

@@ -15,7 +15,7 @@ from functools import cached_property, partial
 from typing import Any, Protocol
 
 from polydyn.codegen.cuda.boxes import MAX_COORDINATE, TensorOperand, descriptor, tensor_operand
-from polydyn.codegen.cuda.emit import blocks_step, bound_names, emit, without_repeats, without_rows
+from polydyn.codegen.cuda.emit import blocks_step, bound_names, drop_covered_versions, emit, without_rows
 from polydyn.codegen.cuda.group import ProductGroup
 from polydyn.codegen.cuda.instructions import INSTRUCTIONS, LANE, TENSOR
 from polydyn.codegen.cuda.keys import loops_over_keys
@@ -148,7 +148,7 @@ def warpgroup_attention(of: Attention, tile: AttentionTile | None = None) -> lis
     maps = _maps(of, tile)
     deep = int(of.scores.K) > LARGE_HEAD
     forms = (*((True, x) for x in of.masks_in_pairs if not (x and deep)), (False, False))
-    return without_repeats(_Version(of, maps, tile, *x) for x in forms) if maps else []
+    return drop_covered_versions(_Version(of, maps, tile, *x) for x in forms) if maps else []
 
 
 def _maps(of: Attention, tile: AttentionTile) -> dict[str, TensorOperand] | None:
@@ -222,7 +222,7 @@ class _Version:
         self.boxes = {c: _Boxes(n, rows, self.panels[side], stages) for c, n, rows, stages, side in boxes}
 
     @property
-    def asked(self) -> tuple[tuple[Index, int], ...]:
+    def required_multiples(self) -> tuple[tuple[Index, int], ...]:
         """Alignment required by the tensor maps."""
         return tuple(m for x in self.maps.values() for m in x.multiples)
 
@@ -242,7 +242,7 @@ class _Version:
         """Build the kernel, with indices of both widths."""
         of = self.of
         body, count = build(WARPGROUP_ATTENTION, self)
-        multiples = (*self.asked, *self.values.multiples, *self.online.multiples)
+        multiples = (*self.required_multiples, *self.values.multiples, *self.online.multiples)
         extents = (of.scores.M, of.scores.N, *(of.scores.extents[x] for x in of.parts.score_roles.batch))
         conditions = dict.fromkeys(
             (Compare(">=", of.scores.N, ONE), *(c for m in self.maps.values() for c in m.conditions))

@@ -22,7 +22,7 @@ from dataclasses import replace
 from functools import cached_property, partial
 
 from polydyn.codegen.cuda.boxes import MAX_COORDINATE, TensorOperand, descriptor, tensor_operand
-from polydyn.codegen.cuda.emit import RANK, blocks_step, bound_names, emit, without_repeats
+from polydyn.codegen.cuda.emit import RANK, blocks_step, bound_names, drop_covered_versions, emit
 from polydyn.codegen.cuda.group import ProductGroup
 from polydyn.codegen.cuda.images import Im2colOperand
 from polydyn.codegen.cuda.instructions import LANE, TENSOR
@@ -57,7 +57,7 @@ from polydyn.codegen.passes.threads import ROUND, WARP, WORKER, assign, rasteris
 from polydyn.codegen.passes.tiles import TASK, balance
 from polydyn.codegen.passes.warpgroups import (
     CLUSTER_ARRIVE,
-    MEETING,
+    CLUSTER_BARRIER,
     PING_PONG_BARRIER,
     WARPGROUP,
     Ring,
@@ -112,7 +112,7 @@ def wgmma_versions(
     chosen = (t for t in every if wanted or suits(t, product.M.constant, product.N.constant))
     some = {t: 1 if t.in_turn or t.cluster or t.parts > 1 or product.shares != ONE else 2 for t in every}
     forms = ([_Version(product, kind, maps, t, wide) for wide in (True, False)[: some[t]]] for t in chosen)
-    return [k for of_tile in forms for k in without_repeats(of_tile, first=some[of_tile[0].size])]
+    return [k for of_tile in forms for k in drop_covered_versions(of_tile, first=some[of_tile[0].size])]
 
 
 class _Version:
@@ -216,7 +216,7 @@ class _Version:
         return (*self.maps, *([self.out] if self.out else []))
 
     @property
-    def asked(self) -> tuple[tuple[Index, int], ...]:
+    def required_multiples(self) -> tuple[tuple[Index, int], ...]:
         """Alignment required by the tensor maps."""
         return tuple(x for m in self._mapped for x in m.multiples)
 
@@ -230,7 +230,7 @@ class _Version:
         of = self.of
         body, count = build(WGMMA, self)
         parts = self.size.parts
-        mapped, multiples = self._mapped, (*self.asked, *self.sums.multiples)
+        mapped, multiples = self._mapped, (*self.required_multiples, *self.sums.multiples)
         extents = (of.M, of.N, of.K, *(of.extents[x] for x in of.roles.batch))
         conditions = dict.fromkeys((Compare(">=", of.K, ONE), *(x for m in mapped for x in m.conditions)))
         conditions |= {Compare("<=", x, V(MAX_COORDINATE)): None for x in extents if x.constant is None}
@@ -307,7 +307,7 @@ class _Version:
     def specialise_warps(self, body: Body) -> Body:
         """Split the loop into the producer and the consumers of the ring."""
         filled, multiply = self._roles(body)
-        meeting = MEETING if self.size.parts > 1 else ()
+        meeting = CLUSTER_BARRIER if self.size.parts > 1 else ()
         work = multiply(())
         early = first_round(*filled, COPY_B, FETCH_B) if self.of.fixed else ()
         return self._shared(specialise([filled], self.size.consumers, work, self.size.registers[1:], beside=meeting,
@@ -448,7 +448,7 @@ WGMMA: Family[_Version] = Family(
         Rule("instruction", "points become an instruction", _Version.instruction, MarkName.INSTRUCTION),
         Rule("bind", "sizes become numbers", _Version.numbers),
         Rule("rank", "blocks of a cluster are units", lambda _, body: assign(body, {c("k"): RANK}), opens=(RANK,)),
-        Rule("combine", "the blocks of a cluster synchronise", lambda *_: MEETING, MarkName.COMBINE),
+        Rule("combine", "the blocks of a cluster synchronise", lambda *_: CLUSTER_BARRIER, MarkName.COMBINE),
         Rule("roles", "a producer and consumers around a ring", _Version.specialise_warps, MarkName.ROLES,
              opens=("acc", "part", ROUND), where=lambda x: not x.size.in_turn),
         Rule("roles", "a producer and consumers around a ring", _Version.specialise_blocks, MarkName.TASK,

@@ -11,20 +11,22 @@ from collections.abc import Iterator, Sequence
 from polydyn.codegen.ir import Compare
 from polydyn.schedules.index import Index, minimum
 
-Asked = tuple[int, tuple[Compare, ...]]
+GuardedInput = tuple[int, tuple[Compare, ...]]
 """The number of the first output that reads an input, and the guard of the input."""
 V = Index.of
 
 
-def input_bounds(asked: Sequence[Asked], live: Index | None, count: int, origin: str) -> list[tuple[Compare, ...]]:
+def input_bounds(
+    inputs: Sequence[GuardedInput], live: Index | None, count: int, origin: str
+) -> list[tuple[Compare, ...]]:
     """Return the remaining checks for each input of a tile.
 
     ``live``: outputs that exist, of ``count`` (None: all do); ``origin``: the symbol of the first output, which is
     never negative. An input whose first reader is output 0 needs no check of outputs, because a tile has at least one.
     Checks that follow from ``origin`` are dropped.
     """
-    guards = [[c for c in guard if not _follows(end_of(c), origin)] for _, guard in asked]
-    first = [f for f, _ in asked]
+    guards = [[c for c in guard if not _follows(end_of(c), origin)] for _, guard in inputs]
+    first = [f for f, _ in inputs]
     bound = _bound(first, guards, live, count, origin) if live is not None else None
     out = []
     for f, guard in zip(first, guards, strict=True):

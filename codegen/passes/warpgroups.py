@@ -15,7 +15,7 @@ WARPGROUP = 128
 """Threads of a warpgroup."""
 CLUSTER_ARRIVE = Call("pd_cluster_arrive")
 """A thread announces that it accesses no other block any more."""
-MEETING: Body = (CLUSTER_ARRIVE, Call("pd_cluster_wait"))
+CLUSTER_BARRIER: Body = (CLUSTER_ARRIVE, Call("pd_cluster_wait"))
 """All blocks of a cluster synchronise: their stores are visible, and their reads are complete."""
 PING_PONG_BARRIER = "turn"
 """The mbarrier of ping-pong tiles whose steps are all issued, with one phase per tile."""

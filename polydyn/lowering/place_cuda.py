@@ -8,7 +8,7 @@ from typing import Protocol
 
 from polydyn.codegen.cuda.attention import CudaAttentionKernel
 from polydyn.codegen.cuda.attention_limits import attention_refusal
-from polydyn.codegen.cuda.emit import short_first
+from polydyn.codegen.cuda.emit import narrow_indices_first
 from polydyn.codegen.cuda.families import Family, FamilyFactors
 from polydyn.codegen.cuda.group import product_refusal
 from polydyn.codegen.cuda.rows import CudaNestKernel
@@ -199,7 +199,7 @@ class CudaBuilder(Builder):
         if CudaSplitNest.fits(group, nest.band) and not axes:
             split = CudaSplitNest(kernel.name, group, nest.band)
             first = split.versions()
-        return short_first((*first, *kernel.versions()))
+        return narrow_indices_first((*first, *kernel.versions()))
 
     def _window(self, group: Group, key: str, axes: Axes | TileAxes) -> tuple[Kernel, ...]:
         """Return the kernels of a window whose outputs share loads; empty if channels do not form vectors."""

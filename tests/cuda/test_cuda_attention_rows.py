@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from polydyn.codegen.cuda.emit import LONG
+from polydyn.codegen.cuda.emit import LONG_SUFFIX
 from polydyn.codegen.kernel import Kernel
 from polydyn.fusion.plan import FusionPlan
 from polydyn.gpu import hardware
@@ -28,13 +28,13 @@ VERSION_PREFIX = "attention_128x"
 
 def large(p: PlacedGroup, env: dict[str, int] | None = None) -> Kernel:
     """Return the version with 32-bit indices, even if some sizes do not allow its launch."""
-    made = [k for k in p.kernels if k.version.startswith(VERSION_PREFIX) and not k.version.endswith(LONG)]
+    made = [k for k in p.kernels if k.version.startswith(VERSION_PREFIX) and not k.version.endswith(LONG_SUFFIX)]
     return next(k for k in made if env is None or k.fits(env, SMEM, MULTIPROCESSORS))
 
 
 def long(p: PlacedGroup, env: object = None) -> Kernel:
     """Return the version with 64-bit indices."""
-    return next(k for k in p.kernels if k.version.startswith(VERSION_PREFIX) and k.version.endswith(LONG))
+    return next(k for k in p.kernels if k.version.startswith(VERSION_PREFIX) and k.version.endswith(LONG_SUFFIX))
 
 
 def test_every_length_and_mask() -> None:

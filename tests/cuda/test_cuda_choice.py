@@ -15,7 +15,7 @@ from onnx import helper
 
 import polydyn
 from polydyn.build.compiler import build_library
-from polydyn.codegen.cuda.emit import LONG
+from polydyn.codegen.cuda.emit import LONG_SUFFIX
 from polydyn.codegen.cuda.slots import is_fast, of_operation, of_value
 from polydyn.codegen.cuda.work import Work
 from polydyn.compiler import plan_program
@@ -303,14 +303,14 @@ def test_ten_tiles_at_most_and_a_total_version() -> None:
     assert tiles == {"split_mma_64x64", "split_mma_16x64", "split_wgmma_128x128", "wgmma_128x256", "wgmma_128x128",
                      "wgmma_64x128", "wgmma_64x64", "mma_128x128", "mma_64x64", "mma_16x64"}  # fmt: skip
     last = p.kernels[-1]
-    assert last.version == "mma_64x64x32_4_2_2" + LONG and not last.multiples and not last.conditions
+    assert last.version == "mma_64x64x32_4_2_2" + LONG_SUFFIX and not last.multiples and not last.conditions
 
 
 def test_versions_that_others_serve_for_are_left_out() -> None:
     few = {n: Sizes(low=1, high=512, multiple=8) for n in "MKN"}
     (one,) = plan_program(product(), target="cuda:sm_80", dims=few).launches
     names = [v.name for v in one.candidates]
-    assert not any(n.endswith(LONG) for n in names) and len(names) == len(set(names))
+    assert not any(n.endswith(LONG_SUFFIX) for n in names) and len(names) == len(set(names))
     assert [n.split("x")[0] for n in names if n.startswith("mma")] == ["mma_128", "mma_64", "mma_16", "mma_64"]
     assert all("_16_16" in n for n in names if "mma" in n) and not one.candidates[-1].conditions
     (p,) = placed(gemm())

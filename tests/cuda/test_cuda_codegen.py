@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from onnx import helper
 
-from polydyn.codegen.cuda.emit import LONG
+from polydyn.codegen.cuda.emit import LONG_SUFFIX
 from polydyn.codegen.cuda.tile import CudaTile
 from polydyn.codegen.cuda.versions import MMA_TILES, MORE_FMA_TILES, MORE_TILES, CudaContractKernel
 from polydyn.codegen.ir import Alloc, Body, Let
@@ -280,7 +280,8 @@ def test_narrow_versions_give_the_same_bits() -> None:
     plan = gemm("float16")
     kernels = tiled(plan, SMALL_MMA)
     feeds, want = gemm_case(72, 72, 136, np.float16)
-    versions = [k.version for k in kernels[0].kernels if k.version.startswith("mma") and not k.version.endswith(LONG)]
+    names = [k.version for k in kernels[0].kernels if k.version.startswith("mma")]
+    versions = [n for n in names if not n.endswith(LONG_SUFFIX)]
     assert [v.split("_")[3] for v in versions] == ["16", "8", "4", "2"]
     results = [run(plan, feeds, chosen(v), kernels)[0]["y"] for v in versions]
     assert all((r == results[0]).all() for r in results) and close(results[0], want, 2e-3)
@@ -352,7 +353,7 @@ def params(p: PlacedGroup, shape: tuple[int, int, int]) -> dict[str, int]:
 def test_long_indices_where_short_ones_overflow() -> None:
     (p,) = tiled(gemm("float16"), SMALL_MMA)
     short, long = (first_fit(p, params(p, (m, 4096, 64))) for m in (1 << 18, 1 << 20))
-    assert long.version == short.version + LONG
+    assert long.version == short.version + LONG_SUFFIX
     assert "int64_t b_i" in long.text and "int32_t b_i" in short.text and "(int64_t)" not in short.text
     plan = gemm("float16")
     feeds, want = gemm_case(65, 72, 40, np.float16)

@@ -16,7 +16,7 @@ from onnx import TensorProto, helper, numpy_helper
 from polydyn.backends import Options
 from polydyn.backends.cuda import Cuda
 from polydyn.capability import runs_on
-from polydyn.codegen.cuda.emit import LONG
+from polydyn.codegen.cuda.emit import LONG_SUFFIX
 from polydyn.codegen.cuda.group import ProductGroup
 from polydyn.codegen.cuda.product import TiledProduct
 from polydyn.codegen.cuda.tile import CudaTile
@@ -145,7 +145,7 @@ def warps(types: Types, trans: Trans = NT) -> tuple[Kernel, ...]:
 def warpgroups(types: Types, word: str = "") -> Kernel:
     """Return the smallest tile; of several, the last one with a word in its name."""
     of = ProductGroup("_".join(types), product(types, NT), ROLES)
-    made = [k for k in wgmma_versions(of) if not k.version.endswith(LONG)]
+    made = [k for k in wgmma_versions(of) if not k.version.endswith(LONG_SUFFIX)]
     assert {m.dtype for m in made[0].device.maps} == set(types)
     return next(k for k in reversed(made) if word in k.version)
 
@@ -265,7 +265,7 @@ def test_every_device_has_a_version() -> None:
         made = CudaContractKernel("float8", group, ROLES, arch).versions()
         assert any("qmma" in k.version for k in made) == (arch == "sm_89")
         assert made[-1].version.startswith("fma") and not made[-1].multiples and made[-1].device.arch == "sm_80"
-    last = [k for k in made if not k.version.endswith(LONG)][-1]
+    last = [k for k in made if not k.version.endswith(LONG_SUFFIX)][-1]
     run(last, (last,), (E4M3, E4M3), (False, False), (33, 31, 35), False)
 
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from polydyn.codegen.cuda.emit import LONG
+from polydyn.codegen.cuda.emit import LONG_SUFFIX
 from polydyn.codegen.cuda.group import ProductGroup
 from polydyn.codegen.cuda.product import TiledProduct
 from polydyn.codegen.cuda.tile import CudaTile
@@ -70,7 +70,7 @@ def test_weights_along_their_columns(main: tuple[Kernel, ...]) -> None:
 
 def test_every_width_of_copies(main: tuple[Kernel, ...]) -> None:
     """16, 8, 4 bytes at once or single bytes, stores of 16 bytes or of elements: the same numbers, no conflicts."""
-    versions = [k.version for k in main if not k.after and not k.version.endswith(LONG)]
+    versions = [k.version for k in main if not k.after and not k.version.endswith(LONG_SUFFIX)]
     widths = [v.removesuffix("_wide").split("_")[-1] for v in versions]
     assert widths == ["16", "16", "8", "4", "1"] and versions[0].endswith("_wide")
     for v in versions:

@@ -17,7 +17,7 @@ from click.testing import CliRunner
 
 import polydyn
 from polydyn.cli import main
-from polydyn.codegen.cuda.emit import LONG
+from polydyn.codegen.cuda.emit import LONG_SUFFIX
 from polydyn.codegen.cuda.limits import broken_rule
 from polydyn.codegen.cuda.tile import CudaTile
 from polydyn.codegen.cuda.versions import IMMA_TILES, MORE_TILES, TF32_TILES, TILES, TileFactors
@@ -289,8 +289,8 @@ def test_a_kept_tile_runs_beside_what_keeps_its_group_total(tmp_path: Path) -> N
     found = Search("polydyn", (tile,), 1, hardware_of(task.device), None, (1,), "measured")
     plan = plan_program(linear("float16"), target="cuda:emulated", records=written(tmp_path / "r", task, found))
     own = names(plan)
-    assert [n for n in own if " of " in n] == [f"mma_32x64x32_3_16_16_wide of 16x64{x}" for x in ("", LONG)]
-    rest = [n for n in own if " of " not in n and not n.endswith(LONG)]
+    assert [n for n in own if " of " in n] == [f"mma_32x64x32_3_16_16_wide of 16x64{x}" for x in ("", LONG_SUFFIX)]
+    rest = [n for n in own if " of " not in n and not n.endswith(LONG_SUFFIX)]
     tiles = ("128x128x64_4_wide", "128x64x64_4_wide", "64x64x64_4_wide", "128x64x64_8_turns_boxes")
     wide = [f"wgmma_{x}" for x in tiles]
     assert rest == ["gemv_2_n8", "gemv_8_n8", *wide, "mma_64x64x32_4_16_16_wide"]

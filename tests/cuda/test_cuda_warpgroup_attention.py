@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from onnx import helper
 
-from polydyn.codegen.cuda.emit import LONG
+from polydyn.codegen.cuda.emit import LONG_SUFFIX
 from polydyn.codegen.cuda.warpgroup_attention import AttentionTile, broken_rule, warpgroup_attention
 from polydyn.codegen.kernel import Kernel
 from polydyn.fusion.plan import FusionPlan
@@ -148,7 +148,7 @@ def test_what_wgmma_and_tma_do_not_reach_has_other_kernels() -> None:
     assert hopper(attention(keys=200)).kernels
     (p,) = placed(attention(), ARCH)
     dims = {"n0": 128, "n1": 128, "n2": 1}
-    wgmma, *others = (k for k in p.kernels if not k.version.endswith(LONG))
+    wgmma, *others = (k for k in p.kernels if not k.version.endswith(LONG_SUFFIX))
     assert wgmma.version.startswith("attention_wgmma") and wgmma.fits(dims, SHARED_BYTES, 132, ARCH)
     empty = {**dims, "n0": 0}
     assert not wgmma.fits(empty, SHARED_BYTES, 132, ARCH)

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from onnx import helper
 
-from polydyn.codegen.cuda.emit import LONG
+from polydyn.codegen.cuda.emit import LONG_SUFFIX
 from polydyn.codegen.cuda.group import ProductGroup
 from polydyn.codegen.cuda.wgmma import wgmma_versions
 from polydyn.codegen.kernel import TF32, Kernel, with_block
@@ -99,7 +99,7 @@ SINGLES = ((1, 1, 4), (7, 31, 20), (127, 129, 28), (128, 128, 32), (129, 127, 36
 def test_every_tile_and_tail(dtype: str, trans_b: bool) -> None:
     plan = product(dtype, trans_b)
     p = wgmma_only(plan)
-    names = [k.version for k in p.kernels if k.device.arch == "sm_90a" and not k.version.endswith(LONG)]
+    names = [k.version for k in p.kernels if k.device.arch == "sm_90a" and not k.version.endswith(LONG_SUFFIX)]
     start, end = ("tf32_", 32) if dtype == "float32" else ("", 64)
     tiles = [f"wgmma_{start}{t}x{end}_4_wide" for t in ("128x256", "128x128", "64x128", "64x64")]
     tiles.append(f"wgmma_{start}128x256x{end}_4_cluster_i_wide")

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from onnx import helper
 
-from polydyn.codegen.cuda.emit import LONG
+from polydyn.codegen.cuda.emit import LONG_SUFFIX
 from polydyn.codegen.cuda.few_rows import gemv_versions
 from polydyn.codegen.cuda.group import ProductGroup
 from polydyn.codegen.cuda.product import TiledProduct
@@ -46,7 +46,7 @@ node = helper.make_node
 def built(types: Types) -> tuple[Kernel, ...]:
     """Build two tiles of the main pair, one with 16-byte stores; a smaller tile for the others."""
     of = ProductGroup("_".join(types), product(types, TRANS, outputs="P"), ROLES)
-    made = [k for k in wgmma_versions(of) if not k.version.endswith(LONG)]
+    made = [k for k in wgmma_versions(of) if not k.version.endswith(LONG_SUFFIX)]
     names = [f"wgmma_{t}x128_4{wide}" for t in ("128x256", "128x128", "64x128", "64x64") for wide in ("_wide", "")]
     names += ["wgmma_128x128x128_5_turns_boxes", "wgmma_128x256x128_4_cluster_i_wide",
               "wgmma_128x128x128_5_turns_cluster_i_boxes"]  # fmt: skip

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from polydyn.codegen.cuda.emit import LONG
+from polydyn.codegen.cuda.emit import LONG_SUFFIX
 from polydyn.codegen.kernel import BASE, SHARED_LIMIT, Kernel
 from polydyn.gpu.emulator import Counters
 from polydyn.schedules.expr import Value, cast, const, load, op
@@ -106,4 +106,4 @@ def run(
 
 
 def kind(k: Kernel) -> tuple[bool, bool]:
-    return bool(k.after), k.version.endswith(LONG)
+    return bool(k.after), k.version.endswith(LONG_SUFFIX)

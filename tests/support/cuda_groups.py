@@ -12,7 +12,7 @@ import onnx
 from onnx import TensorProto, helper
 
 from polydyn.backends.cuda import Cuda
-from polydyn.codegen.cuda.emit import LONG
+from polydyn.codegen.cuda.emit import LONG_SUFFIX
 from polydyn.codegen.kernel import COUNTERS, MOST_COUNTERS, WORKSPACE, Kernel, TensorMapOf
 from polydyn.codegen.printers.cuda import HOPPER_PRELUDE, PRELUDE
 from polydyn.fusion.pipeline import fusion_plan
@@ -114,7 +114,7 @@ def encoded(m: TensorMapOf, a: np.ndarray[Any, Any], env: Mapping[str, int]) -> 
 
 def _kind(k: Kernel) -> tuple[bool, bool, bool, str]:
     """Return a key by which tests choose among versions that compile slowly."""
-    return k.version.endswith(LONG), bool(k.after), k.version.startswith("attention_128"), k.device.arch
+    return k.version.endswith(LONG_SUFFIX), bool(k.after), k.version.startswith("attention_128"), k.device.arch
 
 
 def first_fit(p: PlacedGroup, env: dict[str, int], arch: str = "sm_80") -> Kernel:
