@@ -65,7 +65,7 @@ def epilogue(plan: FusionPlan, a: FusedGroup, b: FusedGroup) -> Join | str | Non
         if _fetches(n, outputs) or not all(_same_place(graph, n, x, rows) for x in reads_of(outputs, n)):
             return "it does not read the contraction's output element by element"
         if not is_tileable(graph, n, plan.lanes):
-            return "it has no form in the register tile's vector lanes"
+            return "the register tile's vector lanes cannot compute it"
         if (scattered := _scattered(plan, n)) is not None:
             return f"it reads {scattered} at addresses that are not affine along a vector of columns"
     return Join(rows, "element-wise on the contraction's output (epilogue)", "contract")
@@ -107,10 +107,10 @@ def _stitched(plan: FusionPlan, a: FusedGroup, b: FusedGroup) -> Join | str | No
     if isinstance(rows, str):
         return rows
     if any(_gives_up(g, rows) and not all(n.is_map for n in g.nodes) for g in (a, b)):
-        return "no locality: a reduction does not keep the rows of what the group makes"
+        return "no locality: a reduction does not keep the rows of the group's results"
     reduces = any(not n.is_map for n in b.nodes)
     if reduces and not any(rows.values()) and not _single(plan.graph, (*a.nodes, *b.nodes)):
-        return "no locality: what reduces everything has no rows to share"
+        return "no locality: a reduction of all elements has no rows to share"
     producers = list(a.nodes)
     for n in b.nodes:
         reason = _remote(plan.graph, a, n, rows) or _other_tiles(plan.graph, n, producers, rows)
@@ -163,7 +163,7 @@ def _remote(graph: Graph, a: FusedGroup, n: Compute, rows: Rows) -> str | None:
         aligned = all(is_aligned(graph, n, x, rows) for x in reads)
         return None if aligned else "no locality: it does not read its row of the group element by element"
     complete = not _gives_up(a, rows) or all(is_reduced(graph, n, x, rows) for x in reads)
-    return None if complete else "group-dims differ: the reduction does not run over whole rows of what the group makes"
+    return None if complete else "group-dims differ: the reduction does not run over whole rows of the group's results"
 
 
 def _other_tiles(graph: Graph, n: Compute, producers: Sequence[Compute], rows: Rows) -> str | None:

@@ -104,14 +104,14 @@ class Body:
         """Add a reduction over axes."""
         return self.op(name, x, self.constant(axes), keepdims=keepdims)
 
-    def refuse(self, what: str, remedy: str | None = None) -> UnsupportedError:
+    def refuse(self, subject: str, remedy: str | None = None) -> UnsupportedError:
         """Return the error for an unsupported part of the operator."""
-        return UnsupportedError(f"{self.node.op}: {what} is not supported", node=self.node.name, remedy=remedy)
+        return UnsupportedError(f"{self.node.op}: {subject} is not supported", node=self.node.name, remedy=remedy)
 
-    def wrong(self, why: str) -> ModelError:
+    def wrong(self, reason: str) -> ModelError:
         """Return the error for a node that violates ONNX's definition."""
         rule = f"{self.node.op} of ONNX, opset {self.node.opset}"
-        return ModelError(f"{self.node.op} {self.node.name}: {why}", node=self.node.name, rule=rule)
+        return ModelError(f"{self.node.op} {self.node.name}: {reason}", node=self.node.name, rule=rule)
 
     def graph(self) -> ImportedGraph:
         """Return the body with the outputs of the node. Raises UnsupportedError for an unknown output or attribute."""

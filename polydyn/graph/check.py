@@ -70,7 +70,7 @@ def check_names(graph: onnx.GraphProto, *, outputs: bool) -> None:
 def check_text(name: object, subject: str) -> None:
     """Raise ModelError for a name that is not text. Protobuf returns bytes for invalid UTF-8."""
     if not isinstance(name, str):
-        raise ModelError(f"the name of {subject} is no text: {name!r}", remedy="the file is damaged; export it again")
+        raise ModelError(f"the name of {subject} is not text: {name!r}", remedy="the file is damaged; export it again")
 
 
 def check_node(node: OnnxNode) -> None:
@@ -145,9 +145,9 @@ RULE_FAILURES = (ArithmeticError, AttributeError, LookupError, TypeError, ValueE
 """Exceptions that a rule raises for an unexpected rank, attribute or value."""
 
 
-def _wrong(node: OnnxNode, why: str) -> ModelError:
+def _wrong(node: OnnxNode, reason: str) -> ModelError:
     rule = f"{node.op} of ONNX, opset {node.opset}"
-    return ModelError(f"{node.op} {node.name}: {why}", node=node.name, rule=rule, remedy=_CHECKER)
+    return ModelError(f"{node.op} {node.name}: {reason}", node=node.name, rule=rule, remedy=_CHECKER)
 
 
 @lru_cache(maxsize=1024)

@@ -87,9 +87,9 @@ def _version(name: str, opset: int, domain: str) -> int:
         return opset
 
 
-def _refusal(node: OnnxNode, why: str) -> UnsupportedError:
+def _refusal(node: OnnxNode, reason: str) -> UnsupportedError:
     return UnsupportedError(
-        f"{node.name} cannot be left to ONNX Runtime: {why}", node=node.name, rule="fallback", remedy=node.fallback
+        f"{node.name} cannot be left to ONNX Runtime: {reason}", node=node.name, rule="fallback", remedy=node.fallback
     )
 
 

@@ -403,7 +403,7 @@ def external_path(folder: Path, tensor: onnx.TensorProto) -> Path:
         fits = False
     if not fits:
         raise ModelError(
-            f"the data file {location!r} of constant {tensor.name} is not beside the model, or no regular file",
+            f"the data file {location!r} of constant {tensor.name} is not next to the model, or not a regular file",
             tensor=tensor.name, remedy="keep the data files in the folder of the model",
         )  # fmt: skip
     return path

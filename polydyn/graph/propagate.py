@@ -275,9 +275,9 @@ class _Worklist:
             self.extend_branches(node, e)
         return None
 
-    def leave_to_others(self, left: Left, node: OnnxNode, why: PolydynError) -> None:
+    def leave_to_others(self, left: Left, node: OnnxNode, reason: PolydynError) -> None:
         """Turn a node that its rule rejects into a region for now, so that the same run finds other such nodes."""
-        left.leave(why, node.name)
+        left.leave(reason, node.name)
         if node.name in left.callers:
             raise RepropagationNeeded
         self.again = True
@@ -369,7 +369,7 @@ class _Worklist:
     def splice(self, node: OnnxNode, branch: object) -> None:
         """Replace a node by the nodes of a graph: an If by one branch, other nodes by their body."""
         if not isinstance(branch, ImportedGraph) or len(branch.outputs) != len(node.outputs):
-            raise ModelError("a branch of If is no graph with the outputs of If", node=node.name, rule="If of ONNX")
+            raise ModelError("a branch of If is not a graph with the outputs of If", node=node.name, rule="If of ONNX")
         computed = {o for n in branch.nodes for o in n.outputs if o}
         results: dict[str, str] = {}
         for inside, outside in zip(branch.outputs, node.outputs, strict=True):

@@ -22,9 +22,9 @@ NOT_BUILT = "the operator is not built"
 class CannotCross(Exception):
     """Raised if a tensor of a region is of a type that cannot pass between it and the program."""
 
-    def __init__(self, tensor: str, what: str) -> None:
-        super().__init__(f"{tensor} is {what}")
-        self.tensor, self.what = tensor, what
+    def __init__(self, tensor: str, kind: str) -> None:
+        super().__init__(f"{tensor} is {kind}")
+        self.tensor, self.kind = tensor, kind
 
 
 class RepropagationNeeded(Exception):
@@ -61,7 +61,7 @@ class Left:
                 f"{node.name} cannot be left to ONNX Runtime: {crossing}", node=node.name, tensor=crossing.tensor,
                 rule="fallback", remedy=node.fallback,
             )  # fmt: skip
-        self.tensors[crossing.tensor] = crossing.what
+        self.tensors[crossing.tensor] = crossing.kind
 
     def replacement(self, node: OnnxNode, graph: ImportedGraph, built: Callable[[OnnxNode], bool]) -> ImportedGraph:
         """Return the graph that replaces a node. A branch of an If has its own regions, a body has none."""

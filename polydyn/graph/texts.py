@@ -94,7 +94,7 @@ def text_of(x: Any) -> str:
     try:
         return x.decode() if isinstance(x, bytes) else str(x)
     except UnicodeDecodeError as e:
-        raise ModelError(f"the text {x!r} is no UTF-8", remedy="export the model again") from e
+        raise ModelError(f"the text {x!r} is not UTF-8", remedy="export the model again") from e
 
 
 class _Texts:
@@ -259,7 +259,7 @@ class _Texts:
         (output,) = n.outputs
         if output not in self.outputs:
             raise UnsupportedError(
-                f"{n.op} {n.name} gives maps that are no output of the model", node=n.name, tensor=output,
+                f"{n.op} {n.name} gives maps that are not an output of the model", node=n.name, tensor=output,
                 remedy="export the model with zipmap=False",
             )  # fmt: skip
         self.maps[self.outputs[output]] = [text_of(k) if isinstance(k, (str, bytes)) else int(k) for k in keys]

@@ -171,7 +171,7 @@ class Asking:
         """
         body, asked = self.node.attribute(role), self.known.asked
         if not isinstance(body, ImportedGraph) or len(body.inputs) != len(types) or asked.enter is None:
-            raise ModelError(f"{role} is no graph with {len(types)} inputs", node=self.node.name, rule=self.node.op)
+            raise ModelError(f"{role} is not a graph with {len(types)} inputs", node=self.node.name, rule=self.node.op)
         if not self.assume:
             raise Undecided(f"{self.place} has a body", rule=role)
         try:

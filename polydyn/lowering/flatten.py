@@ -95,7 +95,7 @@ def check_dtypes(node: Compute, dtypes: Collection[str], target: str) -> None:
             )  # fmt: skip
         if v.dtype not in dtypes:
             raise UnsupportedError(
-                f"dtype {v.dtype} is not built for {target} kernels",
+                f"{target} kernels do not support dtype {v.dtype}",
                 node=node.origin,
                 tensor=node.output,
                 remedy="cast the model to float32",

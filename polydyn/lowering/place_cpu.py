@@ -232,18 +232,18 @@ class KernelBuilder(Builder):
             return None
         return MatrixKernel(f"matrix_{place.key[:12]}", x.group, x.roles, x.target, form.packed, None, form.fill)
 
-    def _with_transposed(self, form: ContractGroup, others: PlacedGroup) -> PlacedGroup:
+    def _with_transposed(self, form: ContractGroup, placed: PlacedGroup) -> PlacedGroup:
         """Add the transposed kernel, for columns that would leave much of their vectors empty. The number of rows is
         exact.
         """
         group = form.lowered.group
         roles = Solver(group).contract(form.roles)
-        kernel = ContractKernel(f"turned_{others.key[:12]}", group, roles, self.target, form.packed)
+        kernel = ContractKernel(f"turned_{placed.key[:12]}", group, roles, self.target, form.packed)
         self.groups[kernel.name] = group
         x = kernel.product
         extra_cost = transpose_cost(x.columns, x.rows, self.target.width)
         reason = "vectors along the columns would be too empty: they are rows"
-        return _with(others, kernel.build(), extra_cost, 0, reason)
+        return _with(placed, kernel.build(), extra_cost, 0, reason)
 
     def _tuned(self, kernel: SizedKernel, place: PlacedGroup, built: Kernel) -> PlacedGroup:
         """Add ``built``, the default kernel of ``kernel``, or the kernels that a search chose."""
@@ -279,33 +279,33 @@ class KernelBuilder(Builder):
         built = kernel.build_vectors()
         return built if isinstance(built, Declined) else self._tuned(kernel, place, built)
 
-    def _with_window(self, group: Group, product: ContractKernel, others: PlacedGroup) -> PlacedGroup:
+    def _with_window(self, group: Group, product: ContractKernel, placed: PlacedGroup) -> PlacedGroup:
         """Add the window kernel of a convolution if vectors along image rows need fewer operations."""
         schedule = Solver(group).nest()
         axes = fits(group, schedule.band, self.target.width, self.target.core.sums)
         extra_cost = None if axes is None else window_extra_cost(product, group, axes)
         if axes is None or extra_cost is None or (extra_cost.constant or 0) > 0:
-            return others
-        kernel = _in_tiles(f"window_{others.key[:12]}", group, axes, schedule, self.target)
+            return placed
+        kernel = _in_tiles(f"window_{placed.key[:12]}", group, axes, schedule, self.target)
         built = kernel.build_vectors()
         if isinstance(built, Declined):
-            return others
+            return placed
         self.groups[built.name] = group
         if extra_cost.constant is not None:
-            return replace(others, kernels=(built,), decision=ONLY, reasons=(WINDOW_REASON,))
-        return _with(others, built, extra_cost, 0, WINDOW_REASON)
+            return replace(placed, kernels=(built,), decision=ONLY, reasons=(WINDOW_REASON,))
+        return _with(placed, built, extra_cost, 0, WINDOW_REASON)
 
-    def _with_blocked_window(self, form: TurnedWindow, others: PlacedGroup) -> PlacedGroup:
+    def _with_blocked_window(self, form: TurnedWindow, placed: PlacedGroup) -> PlacedGroup:
         """Add the blocked kernel, for planes whose rows would leave much of their vectors empty."""
-        kernel = TurnedWindowKernel(f"turned_{others.key[:12]}", form.group, form.pixels, self.target)
-        known = kernel.extra_cost.constant
-        if known is not None and known > 0:
-            return others
+        kernel = TurnedWindowKernel(f"turned_{placed.key[:12]}", form.group, form.pixels, self.target)
+        constant_cost = kernel.extra_cost.constant
+        if constant_cost is not None and constant_cost > 0:
+            return placed
         self.groups[kernel.name] = form.group
-        if known is not None:
-            return replace(others, kernels=(kernel.build(),), decision=ONLY)
+        if constant_cost is not None:
+            return replace(placed, kernels=(kernel.build(),), decision=ONLY)
         return _with(
-            others, kernel.build(), kernel.extra_cost, 0, "vectors along lines would be too empty: planes lie in lanes"
+            placed, kernel.build(), kernel.extra_cost, 0, "vectors along lines would be too empty: planes lie in lanes"
         )
 
     def _attention(self, form: AttentionGroup, key: str) -> AttentionKernel:
@@ -350,36 +350,36 @@ def _with_tuned(tuned: TunedBuilders[K], place: PlacedGroup) -> PlacedGroup:
     return replace(place, kernels=options, decision=tuned.decision, reasons=tuned.reasons)
 
 
-def _with_split(split: SplitKernel | SplitNest, others: PlacedGroup) -> PlacedGroup:
+def _with_split(split: SplitKernel | SplitNest, placed: PlacedGroup) -> PlacedGroup:
     """Add the split-K kernel, for few results of a long reduction, and the kernel that adds its partial sums."""
-    decision = Split(split.count, 0, others.decision, Leaf(len(others.kernels)))
+    decision = Split(split.count, 0, placed.decision, Leaf(len(placed.kernels)))
     reason = f"up to {FEW_TILES} tiles of a long reduction: it is split"
     return replace(
-        others, kernels=(*others.kernels, split.build()), decision=decision, reasons=(*others.reasons, reason)
+        placed, kernels=(*placed.kernels, split.build()), decision=decision, reasons=(*placed.reasons, reason)
     )
 
 
-def _with_few(few: DecodingKernel, others: PlacedGroup) -> PlacedGroup:
+def _with_few(few: DecodingKernel, placed: PlacedGroup) -> PlacedGroup:
     """Add the kernel for few rows."""
     return _with(
-        others, few.build(), few.product.rows, FEW_ROWS, f"up to {FEW_ROWS} rows: weights decoded in registers"
+        placed, few.build(), few.product.rows, FEW_ROWS, f"up to {FEW_ROWS} rows: weights decoded in registers"
     )
 
 
-def _with_dot(dot: DotKernel, others: PlacedGroup) -> PlacedGroup:
+def _with_dot(dot: DotKernel, placed: PlacedGroup) -> PlacedGroup:
     """Add the kernel for few columns with enough rows and steps."""
     x = dot.product
     rows = minimum(LEAST_ROWS - x.rows, x.columns - 1)  # one column needs no packing
     extra_cost = maximum(x.columns - COLUMNS, LEAST_STEPS - x.steps, rows)
-    return _with(others, dot.build(), extra_cost, 0, f"up to {COLUMNS} columns: vectors along the reduction")
+    return _with(placed, dot.build(), extra_cost, 0, f"up to {COLUMNS} columns: vectors along the reduction")
 
 
-def _with_matrix(matrix: MatrixKernel, others: PlacedGroup) -> PlacedGroup:
+def _with_matrix(matrix: MatrixKernel, placed: PlacedGroup) -> PlacedGroup:
     """Add the AMX kernel, for rows that fill a tile of the matrix unit."""
-    return _with(others, matrix.build(), SIDE - matrix.product.rows, 0, AMX_REASON)
+    return _with(placed, matrix.build(), SIDE - matrix.product.rows, 0, AMX_REASON)
 
 
-def _with(others: PlacedGroup, kernel: Kernel, measure: Index, most: int, reason: str) -> PlacedGroup:
-    """Add a kernel that is selected if ``measure`` is at most ``most``."""
-    decision = Split(measure, most, Leaf(len(others.kernels)), others.decision)
-    return replace(others, kernels=(*others.kernels, kernel), decision=decision, reasons=(*others.reasons, reason))
+def _with(placed: PlacedGroup, kernel: Kernel, measure: Index, max_measure: int, reason: str) -> PlacedGroup:
+    """Add a kernel that is selected if ``measure`` is at most ``max_measure``."""
+    decision = Split(measure, max_measure, Leaf(len(placed.kernels)), placed.decision)
+    return replace(placed, kernels=(*placed.kernels, kernel), decision=decision, reasons=(*placed.reasons, reason))

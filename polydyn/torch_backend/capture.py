@@ -54,7 +54,7 @@ class Capture:
                 continue
             if name not in where:
                 raise UnsupportedError(
-                    f"the argument {places[k].target} is no size of a tensor", rule="arguments of a graph",
+                    f"the argument {places[k].target} is not a size of a tensor", rule="arguments of a graph",
                     remedy="pass it as a tensor, or mark it static",
                 )  # fmt: skip
             sizes[k] = where[name]

@@ -41,7 +41,7 @@ class Formula:
         for n in names:
             if n not in symbols:
                 raise UnsupportedError(
-                    f"{subject} has the size {n}, which is no size of an argument", rule="outputs of a graph",
+                    f"{subject} has the size {n}, which is not a size of an argument", rule="outputs of a graph",
                     remedy="return tensors whose sizes follow from the sizes of the inputs",
                 )  # fmt: skip
         printer = PythonPrinter()
@@ -170,7 +170,7 @@ class _Reader:
         if isinstance(value, (int, torch.SymInt)) and not isinstance(value, bool):
             return Output("size", 0, Formula.of((value,), self.symbols, f"the output {x}"))
         if not isinstance(value, torch.Tensor):
-            raise UnsupportedError(f"the output {x} is no tensor", rule="outputs", remedy="return tensors")
+            raise UnsupportedError(f"the output {x} is not a tensor", rule="outputs", remedy="return tensors")
         check_tensor(value, f"the output {x}")
         if value.is_neg() or value.is_conj():
             raise UnsupportedError(f"the output {x} is a lazy negation", rule="outputs", remedy="call resolve_neg()")

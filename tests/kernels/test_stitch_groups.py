@@ -171,7 +171,7 @@ def test_what_is_not_local_stays_apart_and_says_so_in_the_papers_words() -> None
     first, second = plan.groups
     assert first.outputs == ("z",)
     (line,) = plan.why_apart(second)
-    assert "apart from z: no locality: a reduction does not keep the rows" in line
+    assert "apart from z: no locality: a reduction does not keep the rows of the group" in line
 
 
 @pytest.mark.parametrize(

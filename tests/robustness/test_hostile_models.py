@@ -64,7 +64,7 @@ def test_names_that_are_no_text_are_refused() -> None:
     data = edited(lambda m: [m.graph.node[k].ClearField(f) for k, f in ((0, "output"), (1, "input"))])
     data.graph.node[0].output.append("tttt")
     data.graph.node[1].input.append("tttt")
-    with pytest.raises(ModelError, match="no text"):
+    with pytest.raises(ModelError, match="not text"):
         polydyn.compile(data.SerializeToString().replace(b"tttt", b"t\xff\xfet"))
 
 
@@ -284,16 +284,16 @@ def external(folder: Path, **info: str | None) -> Path:
 @pytest.mark.parametrize(
     ("info", "message"),
     [
-        ({"location": "gone.bin"}, "not beside the model"),
-        ({"location": "../secret.bin"}, "not beside the model"),
-        ({"location": "SECRET"}, "not beside the model"),
-        ({"location": "link.bin"}, "not beside the model"),
-        ({"location": "loop.bin"}, "not beside the model|do not fit"),
-        ({"location": "."}, "not beside the model"),
-        ({"location": ""}, "not beside the model"),
-        ({"location": None}, "not beside the model"),
-        ({"location": "/dev/zero"}, "not beside the model"),
-        ({"location": "w\0.bin"}, "not beside the model"),
+        ({"location": "gone.bin"}, "not next to the model"),
+        ({"location": "../secret.bin"}, "not next to the model"),
+        ({"location": "SECRET"}, "not next to the model"),
+        ({"location": "link.bin"}, "not next to the model"),
+        ({"location": "loop.bin"}, "not next to the model|do not fit"),
+        ({"location": "."}, "not next to the model"),
+        ({"location": ""}, "not next to the model"),
+        ({"location": None}, "not next to the model"),
+        ({"location": "/dev/zero"}, "not next to the model"),
+        ({"location": "w\0.bin"}, "not next to the model"),
         ({"offset": "-4096"}, "do not fit"),
         ({"offset": "4096"}, "do not fit"),
         ({"offset": "many"}, "do not fit"),

@@ -52,7 +52,7 @@ class Forest:
         while (inner := front[self.mode[front] != LEAF]).size:
             front, steps = np.unique(np.concatenate([self.yes[inner], self.no[inner]])), steps + 1
             if front[0] < 0 or front[-1] >= self.mode.size or steps > self.mode.size:
-                raise ModelError("the children of a tree's nodes are no nodes, or make a cycle", rule="trees")
+                raise ModelError("a child of a tree's node does not exist, or the nodes form a cycle", rule="trees")
         return steps
 
 
@@ -88,7 +88,7 @@ def _old_forest(b: Body, entries: str, dtype: str) -> Forest:
         _table(b, f"{entries}_treeids", "int64"), _table(b, f"{entries}_nodeids", "int64"), strict=True
     )]  # fmt: skip
     if -2 in at:
-        raise ModelError(f"{entries}_nodeids names a node that is not there", node=b.node.name)
+        raise ModelError(f"{entries}_nodeids names a node that does not exist", node=b.node.name)
     targets, weights = _entries(
         mode.size, np.array(at, np.int64), _table(b, f"{entries}_ids", "int64"), _table(b, f"{entries}_weights", dtype)
     )  # fmt: skip

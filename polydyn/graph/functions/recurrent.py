@@ -290,13 +290,13 @@ def _turned(b: Body, name: str) -> str:
     return b.op("Transpose", name, perm=(1, 0)) if known is None else b.constant(known.T, str(known.dtype))
 
 
-def _bias(b: Body, d: int, apart: bool) -> tuple[str, str]:
-    """Return the biases of the input's product and of the step. Both are in the first one unless ``apart``."""
+def _bias(b: Body, d: int, separate: bool) -> tuple[str, str]:
+    """Return the biases of the input's product and of the step. Both are in the first one unless ``separate``."""
     whole = _direction(b, 3, d)
     if not whole:
         return "", ""
     w, r = b.ops("Split", 2, whole, axis=0, num_outputs=2)
-    return (w, r) if apart else (b.op("Add", w, r), "")
+    return (w, r) if separate else (b.op("Add", w, r), "")
 
 
 def _peepholes(b: Body, p: str) -> tuple[str, ...]:

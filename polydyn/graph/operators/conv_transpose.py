@@ -211,10 +211,10 @@ def _groups(node: OnnxNode, ctx: ExpandContext) -> tuple[int, Dim]:
 
 def _sums(
     node: OnnxNode, ctx: ExpandContext, axes: Sequence[Spread], shape: tuple[Dim, ...],
-    of: tuple[Index, Sequence[Index], Sequence[Index], Index],
+    element: tuple[Index, Sequence[Index], Sequence[Index], Index],
 ) -> str:  # fmt: skip
-    """Return a tensor [N, shape] of sums of products. ``of``: the group, phases, blocks and column of its element."""
-    group, phases, blocks, column = of
+    """Return a tensor [N, shape] of sums of products. ``element``: its group, phases, blocks and column."""
+    group, phases, blocks, column = element
     x, weight = _with_room(node, ctx, axes), ctx.tensor(node.inputs[1])
     inputs = weight.shape[0] // node.attribute("group", 1)
     sums = ReductionIndices()

@@ -178,7 +178,7 @@ MAX_OPEN_AXES = 3
 """Maximum axes of unknown size in a Squeeze without axes. There are ``2 ** MAX_OPEN_AXES`` versions."""
 
 
-def _squeeze_of_each_rank(node: OnnxNode, ctx: InferContext, known: set[int], open_axes: list[int]) -> Exception:
+def _squeeze_of_each_rank(node: OnnxNode, ctx: InferContext, squeezed: set[int], open_axes: list[int]) -> Exception:
     """Return the replacement of a Squeeze without axes: one If, with axes inside, per axis whose size may be 1."""
     x = ctx.tensor(node.inputs[0])
     axis, dim = open_axes[0], x.shape[open_axes[0]]
@@ -186,7 +186,7 @@ def _squeeze_of_each_rank(node: OnnxNode, ctx: InferContext, known: set[int], op
     error = ctx.undecided(question, (dim,), "give the axes of Squeeze, or a range of the dim that decides it")
     if isinstance(error, Undecided) or len(open_axes) > MAX_OPEN_AXES:
         return error
-    return Rewritten(_squeezed(node, frozenset(known), open_axes))
+    return Rewritten(_squeezed(node, frozenset(squeezed), open_axes))
 
 
 def _squeezed(node: OnnxNode, squeezed: frozenset[int], open_axes: Sequence[int]) -> ImportedGraph:

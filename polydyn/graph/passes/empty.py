@@ -30,10 +30,10 @@ def _computed(graph: Graph, n: Compute, empty: set[str]) -> Compute:
     if n.reduce is not None and 0 in n.reduction:
         return _filled(n, neutral(n.reduce, n.body.dtype))
 
-    def put(v: Value) -> Value:  # nothing executes such a load
+    def replace_empty(v: Value) -> Value:  # nothing executes such a load
         return const(0, v.dtype) if isinstance(v, Load) and v.buffer in empty else v
 
-    body = transform(n.body, put)
+    body = transform(n.body, replace_empty)
     return n if body is n.body else replace(n, body=body)
 
 

@@ -152,11 +152,11 @@ class Join:
 
     # -- one level -----------------------------------------------------------------------------------------------
 
-    def _join(self, nodes: Sequence[Compute], own: dict[str, int]) -> None:
-        """Join these nodes, which read the members of the previous level (``own``)."""
+    def _join(self, nodes: Sequence[Compute], previous: dict[str, int]) -> None:
+        """Join these nodes, which read the members of the previous level (``previous``)."""
         if not self.editor.dependences.independent([n.output for n in nodes]):
             raise Refusal("one depends on another")
-        self.own, self.nodes = own, nodes
+        self.own, self.nodes = previous, nodes
         body = self._values([n.body for n in nodes])
         whole = self._tensor(nodes[0].output, "merged", self._joined_shape(nodes))
         self.made.append(replace(nodes[0], output=whole, body=body))
@@ -384,8 +384,8 @@ class Join:
     def _marked(self, mark: str) -> bool:
         return any(mark in n.inputs for n in self.made)
 
-    def _tensor(self, like: str, what: str, shape: tuple[Dim, ...]) -> str:
-        name = self.editor.fresh_name(f"{like}+{what}")
+    def _tensor(self, like: str, suffix: str, shape: tuple[Dim, ...]) -> str:
+        name = self.editor.fresh_name(f"{like}+{suffix}")
         self.tensors[name] = Tensor(name, self.graph.tensors[like].dtype, shape)
         return name
 

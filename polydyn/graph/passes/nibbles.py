@@ -115,8 +115,8 @@ class _Nibbles(Rewriting):
         sizes = (blocks, steps // blocks // NIBBLES, NIBBLES)
         block, word, step = (Index.of(reduction_name(k)) for k in range(3))
 
-        def constant(what: str, array: Array) -> str:
-            return self.constant(f"{n.output}@{what}", np.ascontiguousarray(array))
+        def constant(suffix: str, array: Array) -> str:
+            return self.constant(f"{n.output}@{suffix}", np.ascontiguousarray(array))
 
         q = load(constant("q", w.q.reshape(columns, *sizes)), (w.column, block, word, step), "int8")
         s = load(constant("s", w.s), (w.column, block), "float32")

@@ -159,7 +159,9 @@ def _alike(graph: Graph, a: Step, b: Step) -> bool:
     return scale is not None and zero is not None and same and is_ordinary(np.float32(scale))
 
 
-def _as_extreme(graph: Graph, makers: Mapping[str, Node], n: Compute, again: Step, source: Load) -> Compute | None:
+def _as_extreme(
+    graph: Graph, makers: Mapping[str, Node], n: Compute, requantized: Step, source: Load
+) -> Compute | None:
     """Turn the quantized extreme of dequantized integers into the extreme of the integers. Returns None for other
     nodes.
 
@@ -175,7 +177,7 @@ def _as_extreme(graph: Graph, makers: Mapping[str, Node], n: Compute, again: Ste
         return None
     x = through_views(graph, makers, v, m)
     first = dequantization(makers.get(x.buffer))
-    if first is None or first.x.dtype != n.body.dtype or not _alike(graph, step := first.at(x.index), again):
+    if first is None or first.x.dtype != n.body.dtype or not _alike(graph, step := first.at(x.index), requantized):
         return None
     if (number(graph.constants, step.scale) or 0) <= 0:
         return None

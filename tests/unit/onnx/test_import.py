@@ -42,7 +42,7 @@ def test_external_data_is_mapped_and_stays_in_the_folder(tmp_path: Path) -> None
     proto.graph.initializer[0].external_data[0].value = "../w.bin"
     (tmp_path / "sub").mkdir()
     (tmp_path / "sub" / "m.onnx").write_bytes(proto.SerializeToString())
-    with pytest.raises(ModelError, match="not beside the model"):
+    with pytest.raises(ModelError, match="not next to the model"):
         load_model(tmp_path / "sub" / "m.onnx")
 
 
