@@ -80,10 +80,10 @@ class Rule(Generic[T]):
     opens: tuple[str, ...] | Callable[[T], tuple[str, ...]] = ()
     where: Callable[[T], bool] = lambda _: True
 
-    def step(self, of: T) -> Step:
+    def step(self, kernel: T) -> Step:
         """Return the rule for one variant."""
-        rule: Callable[[Body], Body] = partial(self.run, of)
-        opens = self.opens if isinstance(self.opens, tuple) else self.opens(of)
+        rule: Callable[[Body], Body] = partial(self.run, kernel)
+        opens = self.opens if isinstance(self.opens, tuple) else self.opens(kernel)
         if (mark := self.mark) is None:
             return Step(self.name, self.what, rule, opens)
         return Step(self.name, self.what, lambda body: consume(body, mark, rule), opens)
@@ -93,7 +93,7 @@ class Rule(Generic[T]):
 class Form(Generic[T]):
     """One body of a kernel that has several. A launch takes the first whose condition ``where`` holds."""
 
-    of: T
+    kernel: T
     where: Compare | None = None
     part: str = ""
 
@@ -112,7 +112,7 @@ class Family(Generic[T]):
     band: Callable[[T, Index], tuple[Step, ...]]
     statements: Callable[[T], Mapping[str, Lowering]] = lambda _: {}
     behind: Callable[[T], tuple[str, ...]] = lambda _: ()
-    start: Callable[[T], Body] = lambda of: loops(of.name, of.proven)
+    start: Callable[[T], Body] = lambda kernel: loops(kernel.name, kernel.proven)
     first: tuple[Rule[T], ...] = ()
     sizes: Callable[[T], Mapping[str, IndexLike]] = lambda _: {}
     units: Callable[[T], Mapping[str, IndexLike]] = lambda _: {}
@@ -123,56 +123,56 @@ class Family(Generic[T]):
     order: tuple[Rule[T], ...] = ()
     around: tuple[Rule[T], ...] = ()
     last: tuple[Rule[T], ...] = ()
-    forms: Callable[[T], Iterable[Form[T]]] = lambda of: (Form(of),)
+    forms: Callable[[T], Iterable[Form[T]]] = lambda kernel: (Form(kernel),)
 
 
-def build(family: Family[T], of: T) -> tuple[Body, Index]:
+def build(family: Family[T], kernel: T) -> tuple[Body, Index]:
     """Return the body of a variant's kernel, and its number of tasks.
 
     LegalityError: the schedule does not compute its group. CodegenError: a bug.
     """
-    names = (*family.names(of.group.arrays, of.symbols), *family.behind(of))
-    body = run(of.name, family.start(of), _bound(family, of), names)
+    names = (*family.names(kernel.group.arrays, kernel.symbols), *family.behind(kernel))
+    body = run(kernel.name, family.start(kernel), _bound(family, kernel), names)
     made: list[tuple[Compare | None, Body]] = []
     count = Index.of(0)
-    for form in family.forms(of):
-        part = f"{of.name}/{form.part}" if form.part else of.name
-        lowered = run(part, body, _lowered(family, form.of), names)
+    for form in family.forms(kernel):
+        part = f"{kernel.name}/{form.part}" if form.part else kernel.name
+        lowered = run(part, body, _lowered(family, form.kernel), names)
         count = task_count(lowered)
-        rest = (*family.band(form.of, count), *_steps(family.around, form.of), FOLD)
+        rest = (*family.band(form.kernel, count), *_steps(family.around, form.kernel), FOLD)
         made.append((form.where, run(part, lowered, rest, names)))
     (where, out), *others = reversed(made)
     assert where is None, "the last form serves every launch"
     for where, other in others:
         assert where is not None
         out = (If((where,), other, out),)
-    return run(of.name, out, _steps(family.last, of), names), count
+    return run(kernel.name, out, _steps(family.last, kernel), names), count
 
 
-def steps(family: Family[T], of: T) -> tuple[Step, ...]:
+def steps(family: Family[T], kernel: T) -> tuple[Step, ...]:
     """Return the passes of a variant up to the coincident band."""
-    return (*_bound(family, of), *_lowered(family, of))
+    return (*_bound(family, kernel), *_lowered(family, kernel))
 
 
-def _bound(family: Family[T], of: T) -> tuple[Step, ...]:
+def _bound(family: Family[T], kernel: T) -> tuple[Step, ...]:
     """Return the passes that all forms share."""
-    sizes, units = family.sizes(of), family.units(of)
+    sizes, units = family.sizes(kernel), family.units(kernel)
     numbers = Step("bind", "sizes become numbers", lambda body: bind(body, sizes), _symbols(sizes))
     places = Step("assign", "hardware loops become coordinates", lambda body: assign(body, units), _symbols(units))
-    return (*_steps(family.first, of), *((numbers,) if sizes else ()), *((places,) if units else ()))
+    return (*_steps(family.first, kernel), *((numbers,) if sizes else ()), *((places,) if units else ()))
 
 
 def _symbols(table: Mapping[str, IndexLike]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(x for e in table.values() for x in sorted(Index.of(e).symbols())))
 
 
-def _lowered(family: Family[T], of: T) -> tuple[Step, ...]:
-    table, kinds = family.statements(of), family.registers(of)
+def _lowered(family: Family[T], kernel: T) -> tuple[Step, ...]:
+    table, kinds = family.statements(kernel), family.registers(kernel)
     unroll = Step("unroll", "loops over registers are unrolled", lambda body: unrolled(body, kinds))
-    lowering = Step("lower", "statements become stores", lambda body: lower(body, table), family.opened(of))
-    before = (*_steps(family.marks, of), *((lowering,) if table else ()), *_steps(family.stores, of))
-    return (*before, *((unroll,) if kinds else ()), FOLD, *_steps(family.order, of))
+    lowering = Step("lower", "statements become stores", lambda body: lower(body, table), family.opened(kernel))
+    before = (*_steps(family.marks, kernel), *((lowering,) if table else ()), *_steps(family.stores, kernel))
+    return (*before, *((unroll,) if kinds else ()), FOLD, *_steps(family.order, kernel))
 
 
-def _steps(rules: tuple[Rule[T], ...], of: T) -> tuple[Step, ...]:
-    return tuple(x.step(of) for x in rules if x.where(of))
+def _steps(rules: tuple[Rule[T], ...], kernel: T) -> tuple[Step, ...]:
+    return tuple(x.step(kernel) for x in rules if x.where(kernel))

@@ -248,15 +248,15 @@ class _Version:
             (of.values, COPY_V, FRAG_V, "b2", J2, J1, (columns, self.keys), b("l"))))}  # fmt: skip
 
     def _copy(
-        self, width: int, of: ProductGroup, copy: str, load: str, name: str, axis: str, steps: str,
+        self, width: int, product: ProductGroup, copy: str, load: str, name: str, axis: str, steps: str,
         extents: tuple[int, int], slot: Coord | None,
     ) -> Copy:  # fmt: skip
         """Plan the copy of one operand: ``a1`` and ``b1`` are the queries and keys, ``b2`` the values."""
         column, loops = name.startswith("b"), (s("j") if name.startswith("b") else s("i"), s("k"))
         frag = f"{name[0]}_frag{name[1]}"
-        x = Operand(f"tile_{name}", frag, of.values[column], axis, steps, extents, copy, load, loops, self.places,
+        x = Operand(f"tile_{name}", frag, product.values[column], axis, steps, extents, copy, load, loops, self.places,
                     slot, column)  # fmt: skip
-        return copy_of(of.group, x, STAGES if slot else 1, width, self.kind)
+        return copy_of(product.group, x, STAGES if slot else 1, width, self.kind)
 
     @cached_property
     def proven(self) -> Proven:

@@ -204,7 +204,7 @@ def tapped_operand(group: Group, v: Value, roles: Roles, batch: Mapping[str, Ind
     return made and replace(made, taps=Taps(tap.name, channel.extent, exist))
 
 
-def mistake(of: Im2colOperand, group: Group, v: Value, roles: Roles) -> str:
+def mistake(operand: Im2colOperand, group: Group, v: Value, roles: Roles) -> str:
     """Return why a column of TMA differs from the operand in some row, at some tap; empty if it does not.
 
     1. The pixels of the sides, the first the fastest, and the images above them are the digits of a row's number: the
@@ -212,26 +212,28 @@ def mistake(of: Im2colOperand, group: Group, v: Value, roles: Roles) -> str:
     and of its image. 3. The operand is 0 exactly if a coordinate is outside its side, or a channel does not exist: each
     guard is an end of a side or of the channels, and an end without a guard is never passed.
     """
-    read, places = _read(group, v, roles), [s.place for s in of.sides]
+    read, places = _read(group, v, roles), [s.place for s in operand.sides]
     if read is None:
         return f"{v} is not an element of an image"
     weight = ONE
-    for s in of.sides:
+    for s in operand.sides:
         if s.pixel.extent != ONE and s.pixel != next((d for d in read.rows if d.weight == weight), None):
             return f"the pixels {s.pixel} are not the next ones of a row's number, {read.rows}"
         weight = weight * s.pixel.extent
-    above = [d for d in read.rows if d not in [s.pixel for s in of.sides]]
-    image = V(of.batch) if of.batch else above[0].value if above else ZERO
-    images = read.batch.get(of.batch, above[0].extent if above else ONE)
-    if len(above) > (not of.batch) or any(d.weight != weight for d in above) or of.images != images:
-        return f"{above} are not the {of.images} images above {weight} pixels"
-    if of.channel != read.steps[0] or not {s.tap for s in of.sides if s.tap.extent != ONE} <= {*read.steps[1:]}:
-        return f"{of.channel} and the taps of {of.sides} are not the digits of a step, {read.steps}"
-    address = sum((p * s.pitch for p, s in zip(places, of.sides, strict=True)), of.offset + of.channel.value)
-    if address + image * of.between != read.address:
-        return f"the operand is at {read.address}, the image's element at {address + image * of.between}"
-    ends = [e for p, s in zip(places, of.sides, strict=True) for e in (p, s.size - 1 - p)]
-    ends.append(of.channels - 1 - of.channel.value)
+    above = [d for d in read.rows if d not in [s.pixel for s in operand.sides]]
+    image = V(operand.batch) if operand.batch else above[0].value if above else ZERO
+    images = read.batch.get(operand.batch, above[0].extent if above else ONE)
+    if len(above) > (not operand.batch) or any(d.weight != weight for d in above) or operand.images != images:
+        return f"{above} are not the {operand.images} images above {weight} pixels"
+    taps = {s.tap for s in operand.sides if s.tap.extent != ONE}
+    if operand.channel != read.steps[0] or not taps <= {*read.steps[1:]}:
+        return f"{operand.channel} and the taps of {operand.sides} are not the digits of a step, {read.steps}"
+    origin = operand.offset + operand.channel.value
+    address = sum((p * s.pitch for p, s in zip(places, operand.sides, strict=True)), origin)
+    if address + image * operand.between != read.address:
+        return f"the operand is at {read.address}, the image's element at {address + image * operand.between}"
+    ends = [e for p, s in zip(places, operand.sides, strict=True) for e in (p, s.size - 1 - p)]
+    ends.append(operand.channels - 1 - operand.channel.value)
     wrong = [e for e in read.guards if e not in ends]
     wrong += [e for e in ends if e not in read.guards and not is_nonnegative(_least(e, read.ranges))]
     return f"the copy and the operand are not 0 together at the ends {wrong}" if wrong else ""
@@ -400,14 +402,14 @@ def _exact(x: Index, n: int) -> Index | None:
     return Index({m: c // n for m, c in x.terms.items()}) if n and not any(c % n for c in x.terms.values()) else None
 
 
-def _alignment(of: Im2colOperand, step: int) -> tuple[tuple[Index, int], ...] | None:
+def _alignment(operand: Im2colOperand, step: int) -> tuple[tuple[Index, int], ...] | None:
     """Return the required multiples: bytes for the tensor map, channels for the tile.
 
     Return None if they can never hold.
     """
     required = dict[tuple[Index, int], None]()
-    pitches = (of.offset, of.between, *(s.pitch for s in of.sides))
-    for i, n in ((of.channel.extent, step), *((x, ALIGN // ITEMSIZE[of.dtype]) for x in pitches)):
+    pitches = (operand.offset, operand.between, *(s.pitch for s in operand.sides))
+    for i, n in ((operand.channel.extent, step), *((x, ALIGN // ITEMSIZE[operand.dtype]) for x in pitches)):
         more = multiples(i, n, ())
         if more is None:
             return None
@@ -415,7 +417,7 @@ def _alignment(of: Im2colOperand, step: int) -> tuple[tuple[Index, int], ...] | 
     return tuple(required)
 
 
-def _limits(of: Im2colOperand, group: Group, roles: Roles, read: _Read) -> tuple[Compare, ...] | None:
+def _limits(operand: Im2colOperand, group: Group, roles: Roles, read: _Read) -> tuple[Compare, ...] | None:
     """Return the conditions on corners, offsets, pitches, rows and steps, or None if they never hold."""
     out, extents = dict[Compare, None](), dict(group.backbone.iters)
     for x, digits in ((roles.row, read.rows), (roles.block, read.steps)):
@@ -424,18 +426,19 @@ def _limits(of: Im2colOperand, group: Group, roles: Roles, read: _Read) -> tuple
             out[Compare("<=", extents[x], whole)] = None
         elif extents[x] != whole:
             return None
-    bits = BITS[len(of.sides)]
+    bits = BITS[len(operand.sides)]
     half = 1 << (bits - 1)
-    bounds = [(s.tap.extent - 1) * s.apart for s in of.sides]
+    bounds = [(s.tap.extent - 1) * s.apart for s in operand.sides]
     for i, low, high in (
-        *((x, -half, half - 1) for s in of.sides for x in (s.first, s.upper)), *((x, 0, 2 * half - 1) for x in bounds)
+        *((x, -half, half - 1) for s in operand.sides for x in (s.first, s.upper)),
+        *((x, 0, 2 * half - 1) for x in bounds),
     ):  # fmt: skip
         if i.constant is None:
             out |= {Compare(">=", i, V(low)): None, Compare("<=", i, V(high)): None}
         elif not low <= int(i) <= high:
             return None
     # the manual requires increasing pixel coordinates
-    apart, pitches = of.sides[0].pitch - of.channels, [of.between, *(s.pitch for s in of.sides[1:])]
+    apart, pitches = operand.sides[0].pitch - operand.channels, [operand.between, *(s.pitch for s in operand.sides[1:])]
     for i, least in ((apart, ZERO), *((i, ONE) for i in pitches)):
         if is_nonnegative(least - 1 - i):
             return None

@@ -65,11 +65,11 @@ UNROLL_HINTS = dict.fromkeys(
 )
 
 
-def schedule_tile(of: ProductGroup, tile: CudaTile, parts: int = 1) -> Scheduled:
+def schedule_tile(product: ProductGroup, tile: CudaTile, parts: int = 1) -> Scheduled:
     """Return tree and tile map of a tile. ``parts``: the number of blocks that K is split over."""
     if parts > 1:
-        return gpu_parts(of.group, of.roles, tile.sizes(), parts)
-    return gpu_product(of.group, of.roles, tile.sizes(), of.shares != ONE)
+        return gpu_parts(product.group, product.roles, tile.sizes(), parts)
+    return gpu_product(product.group, product.roles, tile.sizes(), product.shares != ONE)
 
 
 class TiledProduct:
@@ -79,25 +79,25 @@ class TiledProduct:
     They store their sums in the workspace and are counted.
     """
 
-    def __init__(self, of: ProductGroup, tile: CudaTile, width: int, wide: bool, parts: int = 1) -> None:
-        self.of, self.tile, self.group, self.extents, self.parts = of, tile, of.group, of.extents, parts
-        if not set(of.dtypes) <= set(tile.kind.dtypes):
+    def __init__(self, product: ProductGroup, tile: CudaTile, width: int, wide: bool, parts: int = 1) -> None:
+        self.of, self.tile, self.group, self.extents, self.parts = product, tile, product.group, product.extents, parts
+        if not set(product.dtypes) <= set(tile.kind.dtypes):
             remedy = (
                 "mma for floats of 16 bits, qmma for those of 8, imma for int8 and uint8, fma for float32 and int32"
             )
-            raise CodegenError(f"{tile.instruction} of {of.dtype} is not built", remedy=remedy)
-        self.schedule = schedule_tile(of, tile, parts)
+            raise CodegenError(f"{tile.instruction} of {product.dtype} is not built", remedy=remedy)
+        self.schedule = schedule_tile(product, tile, parts)
         self.places = Places(self.schedule)
         operands = (
-            Operand("tile_a", "a_frag", of.values[0], "i", "k", (tile.bm, tile.bk), COPY_A, FRAG_A, (s("i"), s("k")),
-                    self.places, b("k"), False),
-            Operand("tile_b", "b_frag", of.values[1], "j", "k", (tile.bn, tile.bk), COPY_B, FRAG_B, (s("j"), s("k")),
-                    self.places, b("k"), True),
+            Operand("tile_a", "a_frag", product.values[0], "i", "k", (tile.bm, tile.bk), COPY_A, FRAG_A,
+                    (s("i"), s("k")), self.places, b("k"), False),
+            Operand("tile_b", "b_frag", product.values[1], "j", "k", (tile.bn, tile.bk), COPY_B, FRAG_B,
+                    (s("j"), s("k")), self.places, b("k"), True),
         )  # fmt: skip
         row, column = (copy_of(self.group, x, tile.stages, width, tile.kind) for x in operands)
         self.copies, self.in_pairs = (row, column), tile.kind.of_bytes and not column.along_k
-        self.sums = Sums(of, tile.kind, self.places, wide, in_pairs=self.in_pairs, slabs=self._slabs(), parts=parts,
-                         left=0 if parts == 1 else tile.bm * tile.bn)  # fmt: skip
+        self.sums = Sums(product, tile.kind, self.places, wide, in_pairs=self.in_pairs, slabs=self._slabs(),
+                         parts=parts, left=0 if parts == 1 else tile.bm * tile.bn)  # fmt: skip
 
     def _slabs(self) -> int:
         """Return the number of slabs that a warp stages at once: all of its sums if they leave the block."""
@@ -193,12 +193,12 @@ class TiledProduct:
             return [((), uses)]
 
         def part(step: int, loads: bool) -> Body:
-            def of(n: Node) -> Node | Body:
+            def selected(n: Node) -> Node | Body:
                 if not (isinstance(n, For) and n.var == f("k")):
                     return n
                 return substitute(tuple(x for x in n.body if _loads(x) == loads), {n.var: V(step)})
 
-            return rewrite(uses, of)
+            return rewrite(uses, selected)
 
         return [(part(n, True), part(n, False)) for n in range(self.tile.bk // self.tile.shape[2])]
 
@@ -221,17 +221,17 @@ class TiledProduct:
 
     def build(self) -> tuple[Kernel, ...]:
         """Build the kernel, with indices of both widths."""
-        of, t = self.of, self.tile
+        product, t = self.of, self.tile
         body, count = build(PRODUCT, self)
         wide = tuple(dict.fromkeys((*self.required_multiples, *self.sums.multiples)))
-        work = self.work.shared_by(of.shares * self.parts)
+        work = self.work.shared_by(product.shares * self.parts)
         block = Block(t.threads, t.kind.arch, work=work)
         kernel = Kernel(
             self.name, self.symbols, count * self.parts, version=self.version, multiples=wide, block=block
         )  # fmt: skip
-        limits, arrays = block_limits(of, t, count), self.group.arrays
+        limits, arrays = block_limits(product, t, count), self.group.arrays
         if self.parts > 1:
-            kernel, more = with_fixup_buffers(kernel, count, self.parts * t.bm * t.bn, of.sums)
+            kernel, more = with_fixup_buffers(kernel, count, self.parts * t.bm * t.bn, product.sums)
             limits, arrays = limits | {RANK: self.parts, IS_LAST_BLOCK: 2}, {**arrays, **more}
         return emit(kernel, body, arrays, limits, self.blocks)
 
@@ -284,10 +284,10 @@ class TiledProduct:
     @property
     def version(self) -> str:
         """The name of the version: instruction, tile, stages, bytes of the copies."""
-        t, of = self.tile, self.of
-        version = "split_" * (of.shares != ONE) + (f"counted_{self.parts}_" if self.parts > 1 else "")
+        t, product = self.tile, self.of
+        version = "split_" * (product.shares != ONE) + (f"counted_{self.parts}_" if self.parts > 1 else "")
         version += f"{t.instruction}_{t.bm}x{t.bn}x{t.bk}_{t.stages}_{'_'.join(str(c.bytes) for c in self.copies)}"
-        return version + "_wide" * (max(map(self.sums.vector, of.epilogues)) > 1)
+        return version + "_wide" * (max(map(self.sums.vector, product.epilogues)) > 1)
 
     def table(self) -> dict[str, Lowering]:
         """Return the lowering of each statement."""
@@ -329,12 +329,12 @@ class TiledProduct:
         return work if self.parts == 1 else with_fixup_work(work, self.parts, ITEMSIZE[self.of.sums])
 
 
-def block_limits(of: ProductGroup, tile: CudaTile, count: Index) -> dict[str, IndexLike]:
+def block_limits(product: ProductGroup, tile: CudaTile, count: Index) -> dict[str, IndexLike]:
     """Return upper bounds of the numbers of blocks and of their parts."""
-    rows, columns = of.M.ceildiv(tile.bm), of.N.ceildiv(tile.bn)
+    rows, columns = product.M.ceildiv(tile.bm), product.N.ceildiv(tile.bn)
     strips = {"block": rows * columns, "strip": rows + RASTER, "strip_rows": Index.of(RASTER), "task": count}
-    batch = {x: of.extents[x] for x in of.roles.batch}
-    return {b("i"): rows, b("j"): columns, b("s"): of.shares, **strips, **batch}
+    batch = {x: product.extents[x] for x in product.roles.batch}
+    return {b("i"): rows, b("j"): columns, b("s"): product.shares, **strips, **batch}
 
 
 def products(sums: Sums, copies: tuple[Copy, Copy], statement: str, a: Mapping[str, Index], turn: Index = ZERO) -> Body:

@@ -51,12 +51,12 @@ class Sums:
     """
 
     def __init__(
-        self, of: ProductGroup, kind: Instruction, places: Places, wide: bool, acc: str = "acc",
+        self, product: ProductGroup, kind: Instruction, places: Places, wide: bool, acc: str = "acc",
         axes: tuple[str, str] = ("i", "j"), unit: IndexLike = "warp", in_pairs: bool = False, slabs: int = 1,
         buffer: str = "stage", box: int = 0, parts: int = 1, left: int = 0,
     ) -> None:  # fmt: skip
-        self.of, self.kind, self.places, self.wide, self.acc, self.axes = of, kind, places, wide, acc, axes
-        self.unit, self.in_pairs, self.group, self.roles = V(unit), in_pairs, of.group, of.roles
+        self.of, self.kind, self.places, self.wide, self.acc, self.axes = product, kind, places, wide, acc, axes
+        self.unit, self.in_pairs, self.group, self.roles = V(unit), in_pairs, product.group, product.roles
         self.slabs, self.box, self.parts, self.left = slabs, box, parts, left
         self.buffer = WORKSPACE if left else buffer
         self.multiples: dict[tuple[Index, int], None] = {}

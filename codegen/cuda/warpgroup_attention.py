@@ -125,46 +125,48 @@ def broken_rule(t: AttentionTile, depth: int, width: int) -> str | None:
     return next((rule for rule, broken in rules.items() if broken), None)
 
 
-def attention_tiles(of: Attention) -> tuple[AttentionTile, ...]:
+def attention_tiles(attention: Attention) -> tuple[AttentionTile, ...]:
     """Return every tile that can be built, the default first; empty if there are no versions."""
-    first = _default_tile(of)
+    first = _default_tile(attention)
     every = dict.fromkeys((first, *(AttentionTile(k, s) for k in (128, 64) for s in (2, 3, 4))))
-    size = int(of.scores.K), int(of.values.N)
-    return tuple(t for t in every if not broken_rule(t, *size)) if _maps(of, first) else ()
+    size = int(attention.scores.K), int(attention.values.N)
+    return tuple(t for t in every if not broken_rule(t, *size)) if _maps(attention, first) else ()
 
 
-def _default_tile(of: Attention) -> AttentionTile:
-    return AttentionTile(LARGE_HEAD_KEYS if max(int(of.scores.K), int(of.values.N)) > LARGE_HEAD else TILE_KEYS)
+def _default_tile(attention: Attention) -> AttentionTile:
+    deep = max(int(attention.scores.K), int(attention.values.N)) > LARGE_HEAD
+    return AttentionTile(LARGE_HEAD_KEYS if deep else TILE_KEYS)
 
 
-def warpgroup_attention(of: Attention, tile: AttentionTile | None = None) -> list[Kernel]:
+def warpgroup_attention(attention: Attention, tile: AttentionTile | None = None) -> list[Kernel]:
     """Return the versions for sm_90a with a tile, by default the default one.
 
     The result is empty if TMA cannot load an operand or its layout does not suit wgmma. Queries and keys are contiguous
     along the head, values along their columns, all of 16 bits. Values of deep heads are at most as wide as the heads:
     the rings of fewer keys have no room for other sums, and their threads lack registers for masks in pairs.
     """
-    tile = tile or _default_tile(of)
-    maps = _maps(of, tile)
-    deep = int(of.scores.K) > LARGE_HEAD
-    forms = (*((True, x) for x in of.masks_in_pairs if not (x and deep)), (False, False))
-    return drop_covered_versions(_Version(of, maps, tile, *x) for x in forms) if maps else []
+    tile = tile or _default_tile(attention)
+    maps = _maps(attention, tile)
+    deep = int(attention.scores.K) > LARGE_HEAD
+    forms = (*((True, x) for x in attention.masks_in_pairs if not (x and deep)), (False, False))
+    return drop_covered_versions(_Version(attention, maps, tile, *x) for x in forms) if maps else []
 
 
-def _maps(of: Attention, tile: AttentionTile) -> dict[str, TensorOperand] | None:
+def _maps(attention: Attention, tile: AttentionTile) -> dict[str, TensorOperand] | None:
     """Return the operands with tensor maps, or None if there are no versions."""
-    deep = max(int(of.scores.K), int(of.values.N)) > LARGE_HEAD
-    if of.scores.dtype not in HALF or (deep and int(of.values.N) > int(of.scores.K)):
+    deep = max(int(attention.scores.K), int(attention.values.N)) > LARGE_HEAD
+    if attention.scores.dtype not in HALF or (deep and int(attention.values.N) > int(attention.scores.K)):
         return None
-    keys = of.scores.N.constant
+    keys = attention.scores.N.constant
     if keys is not None and keys <= tile.keys:  # one tile: no copy overlaps a product
         return None
-    r, second = of.parts.score_roles, of.parts.value_roles
-    batch = {x: of.scores.extents[x] for x in r.batch}
+    r, second = attention.parts.score_roles, attention.parts.value_roles
+    batch = {x: attention.scores.extents[x] for x in r.batch}
     q, k = (
-        tensor_operand(of.group, v, mn, r.block, batch) for v, mn in zip(of.scores.values, (r.row, r.col), strict=True)
+        tensor_operand(attention.group, v, mn, r.block, batch)
+        for v, mn in zip(attention.scores.values, (r.row, r.col), strict=True)
     )
-    v = tensor_operand(of.group, of.values.values[1], second.col, second.block, batch)
+    v = tensor_operand(attention.group, attention.values.values[1], second.col, second.block, batch)
     if q is None or k is None or v is None or not q.along_k or not k.along_k or v.along_k:
         return None
     return {COPY_Q: q, COPY_K: k, COPY_V: v}
@@ -197,10 +199,11 @@ class _Version:
     """One version. ``wide``: epilogues store 16 bytes at once; ``masks_in_pairs``: masks are read in column pairs."""
 
     def __init__(
-        self, of: Attention, maps: Mapping[str, TensorOperand], size: AttentionTile, wide: bool, masks_in_pairs: bool
-    ) -> None:
-        self.of, self.maps, self.group, self.wide = of, maps, of.group, wide
-        depth, width = int(of.scores.K), int(of.values.N)
+        self, attention: Attention, maps: Mapping[str, TensorOperand], size: AttentionTile, wide: bool,
+        masks_in_pairs: bool,
+    ) -> None:  # fmt: skip
+        self.of, self.maps, self.group, self.wide = attention, maps, attention.group, wide
+        depth, width = int(attention.scores.K), int(attention.values.N)
         self.panels = -(-depth // PANEL), -(-width // PANEL)
         self.steps_of_panel = PANEL // STEP if depth > PANEL else -(-depth // STEP)
         self.width = next(n for n in WIDTHS if width <= n)
@@ -208,14 +211,14 @@ class _Version:
         columns = min(self.width, PANEL)
         tile = WarpgroupOnlineTile(GROUPS, self.keys, (self.panels[0], self.steps_of_panel),
                                    (self.panels[1], columns // 8), STEP)  # fmt: skip
-        self.schedule = online_warpgroups(of.parts, of.softmax, tile)
+        self.schedule = online_warpgroups(attention.parts, attention.softmax, tile)
         self.places = Places(self.schedule)
         kind, unit = INSTRUCTIONS["mma"], V("warp") - WARPGROUP // WARP
-        self.scores = Sums(of.scores, kind, self.places, wide, "acc1", ("i", J1))
-        self.values = Sums(of.values, kind, self.places, wide, "acc2", ("i", J2), unit, slabs=self.width // SLAB,
+        self.scores = Sums(attention.scores, kind, self.places, wide, "acc1", ("i", J1))
+        self.values = Sums(attention.values, kind, self.places, wide, "acc2", ("i", J2), unit, slabs=self.width // SLAB,
                            buffer="tile_b1")  # fmt: skip
-        self.logits = of.logits(ROWS, self.keys)
-        self.online = OnlineRows(self.scores, self.values, self.logits, of.softmax.no_nan, masks_in_pairs)
+        self.logits = attention.logits(ROWS, self.keys)
+        self.online = OnlineRows(self.scores, self.values, self.logits, attention.softmax.no_nan, masks_in_pairs)
         self.visits = visits(self.logits)
         boxes = ((COPY_Q, "tile_a1", ROWS, 1, 0), (COPY_K, "tile_b1", self.keys, self.stages, 0),
                  (COPY_V, "tile_b2", self.keys, self.stages, 1))  # fmt: skip
@@ -240,12 +243,13 @@ class _Version:
 
     def build(self) -> tuple[Kernel, ...]:
         """Build the kernel, with indices of both widths."""
-        of = self.of
+        attention = self.of
         body, count = build(WARPGROUP_ATTENTION, self)
         multiples = (*self.required_multiples, *self.values.multiples, *self.online.multiples)
-        extents = (of.scores.M, of.scores.N, *(of.scores.extents[x] for x in of.parts.score_roles.batch))
+        scores = attention.scores
+        extents = (scores.M, scores.N, *(scores.extents[x] for x in attention.parts.score_roles.batch))
         conditions = dict.fromkeys(
-            (Compare(">=", of.scores.N, ONE), *(c for m in self.maps.values() for c in m.conditions))
+            (Compare(">=", scores.N, ONE), *(c for m in self.maps.values() for c in m.conditions))
         )
         conditions |= {Compare("<=", x, V(MAX_COORDINATE)): None for x in extents if x.constant is None}
         kernel = Kernel(
@@ -253,12 +257,12 @@ class _Version:
             conditions=tuple(conditions), block=Block(THREADS, "sm_90a", self._tensor_maps(), work=self._work()),
         )  # fmt: skip
         limits: dict[str, IndexLike] = {
-            b("i"): of.scores.M.ceildiv(ROWS),
-            b("l"): of.scores.N.ceildiv(self.keys),
+            b("i"): attention.scores.M.ceildiv(ROWS),
+            b("l"): attention.scores.N.ceildiv(self.keys),
             "task": count,
             MORE: 1,
         }
-        limits |= {x: of.scores.extents[x] for x in of.parts.score_roles.batch}
+        limits |= {x: attention.scores.extents[x] for x in attention.parts.score_roles.batch}
         return emit(kernel, body, self.arrays(), limits)
 
     @property

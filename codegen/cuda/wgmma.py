@@ -118,19 +118,19 @@ def wgmma_versions(
 class _Version:
     """One tile; ``kind``: the warp instruction on the same operands, ``wide``: epilogues store 16 bytes at once."""
 
-    def __init__(self, of: ProductGroup, kind: str, maps: Maps, size: WgmmaTile, wide: bool) -> None:
-        self.of, self.maps, self.size, self.columns, self.stages = of, maps, size, size.columns, size.stages
-        self.group, self.apart = of.group, kind == "qmma"
-        self.step, self.points = STEP // ITEMSIZE[of.dtype], POINTS // ITEMSIZE[of.dtype]
+    def __init__(self, product: ProductGroup, kind: str, maps: Maps, size: WgmmaTile, wide: bool) -> None:
+        self.of, self.maps, self.size, self.columns, self.stages = product, maps, size, size.columns, size.stages
+        self.group, self.apart = product.group, kind == "qmma"
+        self.step, self.points = STEP // ITEMSIZE[product.dtype], POINTS // ITEMSIZE[product.dtype]
         self.tile = CudaTile(kind, size.rows, size.columns, self.step, STAGED, size.columns, size.stages)
         self.out = self._out() if size.in_turn else None
-        self.box = LINE // ITEMSIZE[of.epilogues[0].value.dtype] if self.out else 0
+        self.box = LINE // ITEMSIZE[product.epilogues[0].value.dtype] if self.out else 0
         self.schedule = self._schedule()
         self.places = Places(self.schedule)
         unit, slabs = V("warp") - WARPGROUP // WARP, size.columns // SLAB
         buffer = "stage" if size.in_turn else "tile_b"
-        self.sums = Sums(of, self.tile.kind, self.places, wide, unit=unit, slabs=slabs, buffer=buffer, box=self.box,
-                         parts=size.parts)  # fmt: skip
+        self.sums = Sums(product, self.tile.kind, self.places, wide, unit=unit, slabs=slabs, buffer=buffer,
+                         box=self.box, parts=size.parts)  # fmt: skip
         before = V(BEFORE) if size.in_turn else ZERO
         self.ring = Ring("", self.stages, (size.rows + self.columns) * STEP, None, before, size.cluster_size)
         self.done: Body = (CLUSTER_ARRIVE,) if size.cluster else ()
@@ -227,14 +227,14 @@ class _Version:
 
     def build(self) -> tuple[Kernel, ...]:
         """Build the kernel, with indices of both widths."""
-        of = self.of
+        product = self.of
         body, count = build(WGMMA, self)
         parts = self.size.parts
         mapped, multiples = self._mapped, (*self.required_multiples, *self.sums.multiples)
-        extents = (of.M, of.N, of.K, *(of.extents[x] for x in of.roles.batch))
-        conditions = dict.fromkeys((Compare(">=", of.K, ONE), *(x for m in mapped for x in m.conditions)))
+        extents = (product.M, product.N, product.K, *(product.extents[x] for x in product.roles.batch))
+        conditions = dict.fromkeys((Compare(">=", product.K, ONE), *(x for m in mapped for x in m.conditions)))
         conditions |= {Compare("<=", x, V(MAX_COORDINATE)): None for x in extents if x.constant is None}
-        limits, launch = block_limits(of, self.tile, count), {}
+        limits, launch = block_limits(product, self.tile, count), {}
         limits |= {**self._clusters(), c(self.size.cluster): self.size.cluster_size, RANK: parts}
         if self.size.in_turn:
             several = self.size.cluster_size
@@ -256,8 +256,8 @@ class _Version:
 
     def _clusters(self) -> dict[str, Index]:
         """Return the numbers of clusters along rows and columns."""
-        of, side = self.of, {self.size.cluster: self.size.cluster_size}
-        sides = (("i", of.M, self.tile.bm), ("j", of.N, self.columns))
+        product, side = self.of, {self.size.cluster: self.size.cluster_size}
+        sides = (("i", product.M, self.tile.bm), ("j", product.N, self.columns))
         return {b(axis): x.ceildiv(n * side.get(axis, 1)) for axis, x, n in sides}
 
     def _rounds(self) -> dict[str, IndexLike]:
@@ -272,28 +272,29 @@ class _Version:
         return 2 * self.stages
 
     def _work(self) -> Work:
-        t, of = self.tile, self.of
-        unit = t.instruction if t.instruction == "tf32" else UNITS[of.dtype]
+        t, product = self.tile, self.of
+        unit = t.instruction if t.instruction == "tf32" else UNITS[product.dtype]
         registers, flops = self.size.registers[0], 2 * t.bm * t.bn * self.step
         traffic = sum(n // self._sharers(which) * STEP for which, n in enumerate((t.bm, t.bn)))
         tiles = self._tiles().ceildiv(V(BLOCKS)) if self.size.in_turn else ONE
         added = self.apart * t.bm * t.bn // WARP  # sums of a step
-        work = Work(of.K.ceildiv(self.step), registers, unit, flops, traffic=traffic, instructions=added,
+        work = Work(product.K.ceildiv(self.step), registers, unit, flops, traffic=traffic, instructions=added,
                     flight=self.stages - 1, elements=t.bm * t.bn, by_warps=False,
                     cluster=self.size.cluster_size * self.size.parts, tiles=tiles, strip=RASTER)  # fmt: skip
-        return with_epilogues(work.shared_by(of.shares * self.size.parts), of.group, of.epilogues, self.size.parts)
+        work = work.shared_by(product.shares * self.size.parts)
+        return with_epilogues(work, product.group, product.epilogues, self.size.parts)
 
     def _sharers(self, which: int) -> int:
         """Return the number of blocks that load parts of an operand: a cluster's, if it runs along the other axis."""
         return self.size.cluster_size if self.size.cluster not in ("", "ij"[which]) else 1
 
     def _tensor_maps(self) -> tuple[TensorMapOf, ...]:
-        of, out = self.of, []
-        for which, (m, whole) in enumerate(zip(self.maps, (of.M, of.N), strict=True)):
+        product, out = self.of, []
+        for which, (m, whole) in enumerate(zip(self.maps, (product.M, product.N), strict=True)):
             dtype = TF32 if self.tile.instruction == "tf32" else ""
-            out.append(m.tensor_map("map_" + "ab"[which], whole, of.K, self._box(which), dtype))
+            out.append(m.tensor_map("map_" + "ab"[which], whole, product.K, self._box(which), dtype))
         if self.out:
-            out.append(self.out.tensor_map(f"map_{self.out.buffer}", of.M, of.N, (self.box, STAGED)))
+            out.append(self.out.tensor_map(f"map_{self.out.buffer}", product.M, product.N, (self.box, STAGED)))
         return tuple(out)
 
     def _box(self, which: int) -> tuple[int, int]:

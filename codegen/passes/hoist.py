@@ -203,7 +203,7 @@ def costly_divisions(i: Index) -> Iterator[Atom]:
 
 
 def _extract_divisions(
-    body: Body, of: Callable[[Index], Iterator[Atom]], prefix: str, names: dict[Atom, str]
+    body: Body, atoms_of: Callable[[Index], Iterator[Atom]], prefix: str, names: dict[Atom, str]
 ) -> tuple[Body, list[tuple[str, Index]]]:
     """Return the body with names for the divisions that depend on no name that it binds, and the values of the names.
     """
@@ -211,7 +211,7 @@ def _extract_divisions(
     divisions: list[tuple[str, Index]] = []
     now = {i: i for x in walk(body) for i in node_indices(x)}  # unrolled bodies repeat their expressions
     while True:
-        a = next((a for i in now.values() for a in of(i) if not _symbols(a) & inner), None)
+        a = next((a for i in now.values() for a in atoms_of(i) if not _symbols(a) & inner), None)
         if a is None:
             break
         name = names.setdefault(a, f"{prefix}{len(names)}")

@@ -27,7 +27,7 @@ class PipelinedLoop:
     whole: Index
 
 
-def software_pipeline(loop: For, stages: int, of: PipelinedLoop) -> Body:
+def software_pipeline(loop: For, stages: int, pipelined: PipelinedLoop) -> Body:
     """Pipeline a loop with asynchronous copies (TSCompiler 5.4) and fragment loads.
 
     Before: ``for t: copies(t); for (loads, products) of uses(t): loads; products``. After: copies of ``stages - 1``
@@ -40,26 +40,26 @@ def software_pipeline(loop: For, stages: int, of: PipelinedLoop) -> Body:
     """
     wait, t = Call(f"pd_cp_async_wait<{stages - 2}>"), Index.of(loop.var)
     lo, hi = loop.lo, loop.hi
-    apart = len(of.uses(t)) > 1
+    apart = len(pipelined.uses(t)) > 1
 
     def if_more(at: Index, body: Body) -> Body:
         return (If((Compare("<", at, hi),), body),) if body else ()
 
     def iteration(steady: bool) -> Body:
         at = t + (stages - 1)
-        copies = (*(of.copies(at, True) if steady else if_more(at, of.copies(at, False))), COMMIT)
+        copies = (*(pipelined.copies(at, True) if steady else if_more(at, pipelined.copies(at, False))), COMMIT)
         if not apart:
-            return (wait, BARRIER, *copies, *(n for pair in of.uses(t) for body in pair for n in body))
-        (_, products), *others = of.uses(t)
+            return (wait, BARRIER, *copies, *(n for pair in pipelined.uses(t) for body in pair for n in body))
+        (_, products), *others = pipelined.uses(t)
         out = copies
         for loads, following in others:
             out, products = (*out, *loads, *products), following
-        first = of.uses(t + 1)[0][0]
+        first = pipelined.uses(t + 1)[0][0]
         return (*out, wait, BARRIER, *(first if steady else if_more(t + 1, first)), *products)
 
-    before = tuple(n for s in range(stages - 1) for n in (*if_more(lo + s, of.copies(lo + s, False)), COMMIT))
-    first = (wait, BARRIER, *if_more(lo, of.uses(lo)[0][0])) if apart else ()
-    end = maximum(lo, of.whole - (stages - 1))
+    before = tuple(n for s in range(stages - 1) for n in (*if_more(lo + s, pipelined.copies(lo + s, False)), COMMIT))
+    first = (wait, BARRIER, *if_more(lo, pipelined.uses(lo)[0][0])) if apart else ()
+    end = maximum(lo, pipelined.whole - (stages - 1))
     loops = (replace(loop, hi=end, body=iteration(True)), replace(loop, lo=end, body=iteration(False)))
     done = () if apart else (Call("pd_cp_async_wait<0>"),)
     return fold((*before, *first, *loops, *done))
