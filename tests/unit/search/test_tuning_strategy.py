@@ -199,7 +199,7 @@ def test_a_group_of_which_nothing_runs_is_an_error() -> None:
         def per_operation(self, tiles: Sequence[Tile]) -> list[float]:
             return [float("inf")] * len(tiles)
 
-    with pytest.raises(BuildError, match="none of 8 explored tuples"):
+    with pytest.raises(BuildError, match="none of 8 explored tiles"):
         tune(strategy("bladedisc"), problem(cpu(2)), cpu(2), Dead(), trials=8)
     with pytest.raises(InputError, match="3 shapes have 1 weights"):
         tune(strategy("bladedisc"), replace(problem(cpu(2)), weights=(1.0,)), cpu(2), Dead(), trials=8)
