@@ -135,7 +135,7 @@ def test_tuples_that_do_not_run_again_are_left_out(tmp_path: Path) -> None:
     with Records.open(tmp_path / "r.db", readonly=True) as pinned:
         assert tune(row, p, hw, Broken(), trials=16, records=pinned).kernels == tuned.kernels
     with pytest.raises(BuildError, match="too slow"):
-        tune(row, p, hw, Tired(FLOAT, hw, most=0), trials=4)
+        tune(row, p, hw, Tired(FLOAT, hw, max_steps=0), trials=4)
 
 
 def test_estimates_of_a_model_never_pass_for_measurements(tmp_path: Path) -> None:
