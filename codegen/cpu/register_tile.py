@@ -227,8 +227,8 @@ class RegisterTile:
     def _prefetch_results(self, number: Index, tiles: Index) -> Body:
         """Prefetch part of the result lines of a run, if the results exceed the cache.
 
-        Prefetch into L2 if a tile has enough steps to hide it; otherwise into the last-level cache, at most half of
-        which may be used.
+        Prefetch into L2 if a tile has enough steps to hide it; otherwise into at most half of the
+        last-level cache.
         """
         x = self.product
         results = sum((product(x.group.arrays[s.array].shape) for s in x.group.epilogues), ZERO)

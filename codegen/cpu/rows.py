@@ -441,7 +441,7 @@ class NestForm:
 
     @property
     def group(self) -> Group:
-        """What the kernel computes."""
+        """Return the group that the kernel computes."""
         return self.of.group
 
     @property

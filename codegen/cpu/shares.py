@@ -89,8 +89,8 @@ def row_blocks(mt: Index, nt: Index, most: IndexLike, need: Index, cheap_rows: b
     """Return ``mt`` x ``nt`` register tiles in blocks of at most ``most`` row tiles, in a multiple of ``need`` blocks.
 
     Columns are divided if there are fewer row tiles than ``need``. With ``cheap_rows``, which may be read again at no
-    cost, they are also divided if the blocks are few and not a multiple of ``need``: of three blocks one thread would
-    get two and another one.
+    cost, they are also divided if the blocks are few and not a multiple of ``need``: with three blocks, one thread
+    would have two and another thread one.
     """
     bi = minimum(mt, mt.ceildiv(most).ceildiv(need) * need)
     parts = need // maximum(1, mt)  # 10 parts of 7 rows are two tasks for some of 64 threads; 9 are one for all
@@ -107,8 +107,8 @@ def _uneven(blocks: Index, need: Index) -> Index:
 def even_shares(mt: Index, nt: Index, need: Index, columns: Index, tile: tuple[int, int]) -> dict[str, Index]:
     """Divide ``mt`` x ``nt`` register tiles into ``need`` parts: of columns, or of rows if that is cheaper.
 
-    A part costs its ``columns``, of which the last panel may have few, for each row tile and once more to read them,
-    and as much for every row that it reads. ``tile``: rows and columns of a register tile.
+    A part costs its ``columns`` (the last panel may have few) for each row tile and once more to read them, and as
+    much for every row that it reads. ``tile``: rows and columns of a register tile.
     """
 
     def cost(row_tiles: Index, width: Index) -> Index:

@@ -295,7 +295,7 @@ class Sums:
 
 
 def lane_points(inst: Inst, points: Sequence[str], column: Index = COLUMN) -> Body:
-    """Lower a statement over the points (row, column) of a fragment, of which a lane takes its own."""
+    """Lower a statement over a lane's points (row, column) of a fragment."""
     leaf = substitute((inst,), {points[0]: ROW, points[1]: column})
     if inst.statement == STAGE:  # both columns are stored at once
         return (For("row_half", ZERO, V(2), substitute(leaf, {"column_of_pair": 0})),)

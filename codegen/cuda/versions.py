@@ -111,9 +111,8 @@ class CudaContractKernel:
     def versions(self, tiles: tuple[CudaTile, ...] | None = None) -> tuple[Kernel, ...]:
         """Build a version for each tile and each width of copies that the addresses may allow, widest first.
 
-        Before them come the GEMV versions, and those of the smallest tiles with split-K, for shapes that leave
-        multiprocessors idle. The last version supports every shape; time estimates decide among those that may be
-        launched.
+        GEMV versions, and split-K versions of the smallest tiles, precede them, for shapes that leave multiprocessors
+        idle. The last version supports every shape; time estimates decide among the versions that may be launched.
         """
         if self.total is not self.product and not runs_on(FLOAT8_ARCH, capability(self.arch)):
             return narrow_indices_first((*self.gemv_kernels(), *self._widened()))

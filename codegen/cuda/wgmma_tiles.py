@@ -69,7 +69,7 @@ TILES = (WgmmaTile(256, 4), WgmmaTile(192, 5), WgmmaTile(128, 4), WgmmaTile(128,
          WgmmaTile(192, 3, in_turn=True, cluster="i"), WgmmaTile(128, 5, in_turn=True, cluster="i"))  # fmt: skip
 """Default tiles. 64-row tiles serve small results, with several blocks per SM. Ping-pong tiles serve results with
 more tiles than SMs. 64-column tiles with more rows avoid a half-empty last tile of 128 columns. Clusters multicast
-the column operand, of which a tile has at least as many columns as rows."""
+the column operand, because a tile has at least as many columns as rows."""
 CLUSTER_SPLIT_K_TILES = (WgmmaTile(128, 4, parts=4), WgmmaTile(128, 4, 1, 2, parts=4), WgmmaTile(64, 4, 1, 3, parts=8))
 """Tiles with K split over a cluster, for few tiles."""
 FLOAT8_TILES = (WgmmaTile(128, 4), WgmmaTile(128, 4, cluster="i"), WgmmaTile(128, 4, 1), WgmmaTile(64, 4, 1, 2))

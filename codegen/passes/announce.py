@@ -2,7 +2,7 @@
 
 The last pass of a softmax or norm stores faster than memory responds. The pass before it computes, so the lines arrive
 in the meantime. Prefetches are only hints: no value depends on them. Lines of streaming stores are never cached, so the
-leaf is told whether the stores stream.
+leaf has an argument for streaming stores.
 """
 
 from __future__ import annotations

@@ -41,7 +41,7 @@ from polydyn.schedules.tree.names import e
 MOST_OPERATIONS = 28
 """Maximum operations of all epilogues of a tile that are unrolled for every register."""
 ROW, COLUMN, COLUMNS = e("i"), e("j"), e("n")
-"""The loops over a finished tile, of which the second counts vectors, and its live columns."""
+"""The loops over rows and over vectors of columns of a finished tile, and the number of its live columns."""
 
 
 def is_long(epilogues: Iterable[Statement]) -> bool:

@@ -50,7 +50,7 @@ def dense_along(v: Value, var: str, width: int) -> bool:
 
 
 def by_blocks(body: Body, var: str, width: int) -> Body:
-    """Split loops ``var`` into blocks of ``width`` iterations, the last of which may be shorter."""
+    """Split loops ``var`` into blocks of ``width`` iterations; the last block may be shorter."""
 
     def f(n: Node) -> Node:
         if not (isinstance(n, For) and n.var == var and n.lo == ZERO):

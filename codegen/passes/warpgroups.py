@@ -27,7 +27,7 @@ class Ring:
 
     Iteration n of ``loop`` fills slot ``n % stages``. A slot is *full* when its bytes have arrived, *empty* when all
     consumers have released it. One stage without a loop is filled once and never empty. ``before``: iterations of the
-    loop in earlier tiles, whose slots precede these. ``blocks``: blocks of a cluster, each of which copies into the
+    loop in earlier tiles, whose slots precede these. ``blocks``: blocks of a cluster; each block copies into the
     slots of all: a slot is empty when the consumers of all blocks have released it.
     """
 
