@@ -208,10 +208,11 @@ def cp_async_cases() -> list[Case]:
 def _shuffles() -> Case:
     v = RNG(2).standard_normal(32).astype(np.float32)
     i = np.arange(32)
-    want = np.stack([v[i ^ 5], np.where(i < 29, v[(i + 3) % 32], v), np.where(i >= 7, v[i - 7], v), v[::-1]])
+    far = i ^ 21  # crosses lane 16, as do the others
+    want = np.stack([v[far], np.where(i < 13, v[(i + 19) % 32], v), np.where(i >= 17, v[i - 17], v), v[::-1]])
     ballot = np.full(32, sum(int(v[j] > 0) << j for j in range(32)), np.uint32)
     args = (v, np.zeros((4, 32), np.float32), *(np.zeros(32, t) for t in (np.uint32, np.int64, np.uint8)))
-    wide, narrow = ((i ^ 5) << 40) - (i ^ 5), (255 - (i ^ 5)).astype(np.uint8)
+    wide, narrow = (far << 40) - far, (255 - far).astype(np.uint8)
     return Case("shuffles", "primitives.cu", "shuffles", 32, args, {1: want, 2: ballot, 3: wide, 4: narrow})
 
 

@@ -95,13 +95,13 @@ CP_ASYNC(cp_async_if_4, 4, pd_cp_async_if)
 PD_KERNEL(shuffles, 32, 1)(const float *in, float *out, uint32_t *mask, int64_t *wide, uint8_t *narrow) {
   int t = pd_tid();
   float v = pd_ldg(in + t);
-  pd_stg(out + t, pd_shfl_xor(v, 5));
-  pd_stg(out + 32 + t, pd_shfl_down(v, 3));
-  pd_stg(out + 64 + t, pd_shfl_up(v, 7));
+  pd_stg(out + t, pd_shfl_xor(v, 21));
+  pd_stg(out + 32 + t, pd_shfl_down(v, 19));
+  pd_stg(out + 64 + t, pd_shfl_up(v, 17));
   pd_stg(out + 96 + t, pd_shfl_idx(v, 31 - t));
   pd_stg(mask + t, pd_ballot(v > 0.f));
-  pd_stg(wide + t, pd_shfl_xor(((int64_t)t << 40) - t, 5));
-  pd_stg(narrow + t, pd_shfl_xor((uint8_t)(255 - t), 5));
+  pd_stg(wide + t, pd_shfl_xor(((int64_t)t << 40) - t, 21));
+  pd_stg(narrow + t, pd_shfl_xor((uint8_t)(255 - t), 21));
 }
 PD_EXPORT(shuffles, 32);
 
