@@ -1,4 +1,4 @@
-"""How far outputs are from ONNX Runtime's, and whether a process was started meanwhile."""
+"""Error of outputs against ONNX Runtime, and a count of processes started in between."""
 
 from __future__ import annotations
 
@@ -30,7 +30,8 @@ class Starts:
 
 
 def reference(path: str, shapes_to_run: Sequence[Shape], threads: int = 1) -> list[Outputs]:
-    """ONNX Runtime's outputs at every shape; the session is gone afterwards, which full-size models need."""
+    """Return ONNX Runtime's outputs at every shape; the session is closed afterwards, which full-size models require.
+    """
     options = ort.SessionOptions()
     options.intra_op_num_threads = threads
     options.log_severity_level = 3
@@ -43,7 +44,7 @@ def reference(path: str, shapes_to_run: Sequence[Shape], threads: int = 1) -> li
 
 
 def error(outputs: Outputs, expected: Outputs) -> float:
-    """The worst error over outputs, relative to its scale; infinite where shape or dtype differ or NaN appears."""
+    """Return the worst error over outputs, relative to its scale; infinite if shape or dtype differ or NaN appears."""
     worst = 0.0
     for name, reference_array in expected.items():
         array = np.asarray(outputs[name])

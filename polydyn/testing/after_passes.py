@@ -1,8 +1,8 @@
-"""A model after every pass, evaluated by the reference at small sizes: so the pass that loses something is named.
+"""Evaluate a model by the reference after every pass, at small sizes, so that a pass with an error is named.
 
-After the import and the passes over the graph it is the graph that is evaluated. After the passes over groups it is the
-groups in launch order: a group sees only what an earlier one left in memory, and parts of a concatenation are written
-where their windows say.
+After the import and the passes over the graph, the graph is evaluated. After the passes over groups, the groups are
+evaluated in launch order: a group reads only tensors that an earlier one stored in memory, and parts of concatenations
+are written at the offsets of their windows.
 """
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ Evaluation = Callable[[Arrays], Mapping[str, Array]]
 
 @dataclass(frozen=True)
 class Stage:
-    """A model after a pass; ``run``: its outputs for some inputs. InputError: a guard refuses them."""
+    """A model after a pass; ``run``: returns its outputs for some inputs. InputError: a guard rejects them."""
 
     name: str
     run: Evaluation
 
 
 def stages(graph: Graph, target: str = "cpu") -> Iterator[Stage]:
-    """The imported graph of one part and what every pass makes of it, those that change nothing left out.
+    """Yield the imported graph of one part and the result of every pass, except passes that change nothing.
 
-    Errors are those of the passes.
+    Errors of the passes are raised unchanged.
     """
     off = target_of(target, None).without
     yield Stage("import", partial(evaluate, graph))
@@ -62,7 +62,7 @@ def _after(p: Pass, plan: FusionPlan) -> FusionPlan:
 
 
 def evaluate_plan(plan: FusionPlan, feeds: Arrays) -> dict[str, Array]:
-    """The outputs of the groups in launch order. PolydynError: a group reads what nobody has left in memory."""
+    """Return the outputs of the groups in launch order. PolydynError: a group reads a tensor that is not in memory."""
     graph = plan.graph
     symbols = bind_symbols(graph, feeds)
     memory: dict[str, Array] = {**graph.constants, **{n: np.asarray(feeds[n]) for n in graph.inputs}}
@@ -77,13 +77,13 @@ def evaluate_plan(plan: FusionPlan, feeds: Arrays) -> dict[str, Array]:
 
 
 def _poison(dtype: str) -> Any:
-    """A number that is not what anybody expects."""
+    """Return a number that is not an expected value."""
     kind = numpy_dtype(dtype)
     return 113 if kind.kind in "iu" else np.bool_(True) if kind == np.bool_ else 12345.0
 
 
 def _run(plan: FusionPlan, group: FusedGroup, symbols: Mapping[str, int], memory: Arrays) -> dict[str, Array]:
-    """What the nodes of a group make."""
+    """Return the results of the nodes of a group."""
     made: dict[str, Array] = {}
     seen = {**memory}
     for n in group.nodes:
@@ -97,7 +97,7 @@ def _run(plan: FusionPlan, group: FusedGroup, symbols: Mapping[str, int], memory
 
 
 def _store(plan: FusionPlan, name: str, a: Array, symbols: Mapping[str, int], memory: dict[str, Array]) -> None:
-    """A result into memory, through windows into concatenations."""
+    """Store a result in memory, through windows into concatenations."""
     memory[name] = a
     if name in plan.windows:
         w = plan.windows[name]
@@ -109,5 +109,5 @@ def _store(plan: FusionPlan, name: str, a: Array, symbols: Mapping[str, int], me
 
 
 def without(graph: Graph, node: int) -> Graph:
-    """The graph without one node, for tests: what read it reads nothing."""
+    """Return the graph without one node, for tests: the node's readers read nothing."""
     return replace(graph, nodes=tuple(n for k, n in enumerate(graph.nodes) if k != node))

@@ -1,7 +1,7 @@
-"""What ONNX says a model computes: ONNX Runtime without optimisations, and onnx.reference as a second opinion.
+"""Reference results of a model: ONNX Runtime without optimisations, and onnx.reference as a second opinion.
 
 ONNX Runtime lacks kernels for some operators of opsets 1 to 6; such a model is converted to opset 15 with the sizes of
-the call as constants. There onnx.reference is not asked about operators that meant something else than later.
+the call as constants. For these opsets, onnx.reference is not used for operators whose meaning changed later.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ from onnx.reference import ReferenceEvaluator
 
 Array = npt.NDArray[Any]
 Arrays = Mapping[str, Array]
-OLDEST = 7
-"""The first opset of which ONNX Runtime has all kernels."""
-CONVERTED = 15
+MIN_OPSET = 7
+"""The first opset for which ONNX Runtime has all kernels."""
+TARGET_OPSET = 15
 """The opset that older models are converted to."""
-UNCONVERTED = ("And", "Or", "Xor", "Greater", "Less", "Equal")
+NO_ADAPTER = ("And", "Or", "Xor", "Greater", "Less", "Equal")
 """Operators of opsets 1 to 6 for which ONNX's converter has no adapter."""
-MISCONVERTED = {
+WRONG_ADAPTERS = {
     "Upsample": "gives Upsample other coordinates",
     "Hardmax": "lets Hardmax work along one axis, not over all axes from it on",
 }
-"""Operators whose meaning the converter changes, and how."""
-HELD = "held"
-"""The domain of these nodes while the others are converted."""
+"""Operators whose meaning the converter changes, and the change."""
+HELD_DOMAIN = "held"
+"""The domain of these nodes while all others are converted."""
 
 ort.set_default_logger_severity(4)
 
@@ -41,7 +41,7 @@ class Refused(Exception):
 
 
 def opset_of(model: onnx.ModelProto) -> int:
-    """The version of ONNX's own operators."""
+    """Return the version of ONNX's own operators."""
     return int(next(o.version for o in model.opset_import if o.domain in ("", "ai.onnx")))
 
 
@@ -54,11 +54,11 @@ class Runtime:
         try:
             self.session = _session(model)
         except Refused:
-            if opset_of(model) >= OLDEST:
+            if opset_of(model) >= MIN_OPSET:
                 raise
 
     def run(self, feeds: Arrays) -> dict[str, Array]:
-        """The outputs."""
+        """Return the outputs."""
         session = self.session or _session(_converted(self.model, feeds))
         try:
             return dict(zip(self.names, session.run(self.names, dict(feeds)), strict=True))
@@ -78,7 +78,7 @@ def _session(model: onnx.ModelProto) -> ort.InferenceSession:
 
 
 def _converted(model: onnx.ModelProto, feeds: Arrays) -> onnx.ModelProto:
-    """The model of a newer opset. The converter needs sizes, and the types that shape inference finds."""
+    """Return the model in a newer opset. The converter needs sizes, and the types that shape inference finds."""
     fixed = onnx.ModelProto()
     fixed.CopyFrom(model)
     for value in fixed.graph.input:
@@ -90,31 +90,31 @@ def _converted(model: onnx.ModelProto, feeds: Arrays) -> onnx.ModelProto:
         if o.HasField("type"):
             o.type.tensor_type.ClearField("shape")
     del fixed.graph.value_info[:]
-    for operator, why in MISCONVERTED.items():
+    for operator, why in WRONG_ADAPTERS.items():
         if any(n.op_type == operator for n in fixed.graph.node):
             raise Refused(f"ONNX's converter {why}")
     try:
-        made = version_converter.convert_version(_aligned(onnx.shape_inference.infer_shapes(fixed)), CONVERTED)
+        made = version_converter.convert_version(_aligned(onnx.shape_inference.infer_shapes(fixed)), TARGET_OPSET)
     except Exception as e:
         raise Refused(str(e)) from e
-    del made.graph.value_info[:]  # what the converter adds has no type there
+    del made.graph.value_info[:]  # values that the converter adds have no type there
     for n in made.graph.node:
-        n.domain = "" if n.domain == HELD else n.domain
+        n.domain = "" if n.domain == HELD_DOMAIN else n.domain
     del made.opset_import[1:]
     return made
 
 
 def _aligned(model: onnx.ModelProto) -> onnx.ModelProto:
-    """The model with nodes that the converter lacks in their later form, in a domain that it leaves as it is.
+    """Return the model with newer forms of nodes that the converter lacks, in a domain that it leaves unchanged.
 
-    An operand that broadcasts along ``axis`` gets axes of one element behind its own. Refused: its rank is not known.
+    An operand that broadcasts along ``axis`` gets axes of one element after its own. Refused: its rank is not known.
     """
     values = (*model.graph.input, *model.graph.value_info, *model.graph.output)
     ranks = {x.name: len(x.type.tensor_type.shape.dim) for x in values if x.type.tensor_type.HasField("shape")}
     nodes: list[onnx.NodeProto] = []
     for n in model.graph.node:
         given = {a.name: a.i for a in n.attribute}
-        if n.op_type in UNCONVERTED:
+        if n.op_type in NO_ADAPTER:
             if not set(n.input) <= ranks.keys():
                 raise Refused(f"{n.op_type}: the rank of an operand is not known")
             first, second = (ranks[x] for x in n.input)
@@ -125,14 +125,14 @@ def _aligned(model: onnx.ModelProto) -> onnx.ModelProto:
                 operand = f"{n.output[0]} aligned"
                 axes = list(range(second, second + behind))
                 nodes.append(helper.make_node("Unsqueeze", [n.input[1]], [operand], axes=axes))
-            nodes.append(helper.make_node(n.op_type, [n.input[0], operand], list(n.output), domain=HELD))
+            nodes.append(helper.make_node(n.op_type, [n.input[0], operand], list(n.output), domain=HELD_DOMAIN))
         else:
             nodes.append(n)
     made = onnx.ModelProto()
     made.CopyFrom(model)
     del made.graph.node[:]
     made.graph.node.extend(nodes)
-    made.opset_import.append(helper.make_opsetid(HELD, 1))
+    made.opset_import.append(helper.make_opsetid(HELD_DOMAIN, 1))
     return made
 
 
@@ -142,8 +142,8 @@ def _has_old_meaning(node: onnx.NodeProto) -> bool:
 
 
 def second_opinion(model: onnx.ModelProto, feeds: Arrays) -> dict[str, Array]:
-    """onnx.reference's outputs. Refused: it does not run the model."""
-    if opset_of(model) < OLDEST and any(map(_has_old_meaning, model.graph.node)):
+    """Return onnx.reference's outputs. Refused: it does not run the model."""
+    if opset_of(model) < MIN_OPSET and any(map(_has_old_meaning, model.graph.node)):
         raise Refused("onnx.reference has later meanings of these operators")
     try:
         with np.errstate(all="ignore"), warnings.catch_warnings():
@@ -155,9 +155,9 @@ def second_opinion(model: onnx.ModelProto, feeds: Arrays) -> dict[str, Array]:
 
 
 def _axes_in_order(model: onnx.ModelProto, feeds: Arrays) -> onnx.ModelProto:
-    """The model with the axes of every Resize of an input in order, counted from the front.
+    """Return the model with the axes of every Resize of an input in order, counted from the front.
 
-    onnx.reference knows no others, and ONNX Runtime forgets negative ones where ``keep_aspect_ratio_policy`` is set.
+    onnx.reference supports no others, and ONNX Runtime forgets negative ones if ``keep_aspect_ratio_policy`` is set.
     """
     made = onnx.ModelProto()
     made.CopyFrom(model)
@@ -170,20 +170,21 @@ def _axes_in_order(model: onnx.ModelProto, feeds: Arrays) -> onnx.ModelProto:
         front = [a % feeds[n.input[0]].ndim for a in axes.ints]
         order = sorted(range(len(front)), key=front.__getitem__)
         axes.ints[:] = [front[k] for k in order]
-        for x in operands:  # of roi the starts, then the ends
+        for x in operands:  # starts, then ends of roi
             rows = numpy_helper.to_array(constants[x]).reshape(-1, len(order))
             constants[x].CopyFrom(numpy_helper.from_array(rows[:, order].ravel(), x))
     return made
 
 
-# -- how far two answers are apart -------------------------------------------------------------------------------------
+# -- distance of two answers -------------------------------------------------------------------------------------------
 
 RELATIVE = {"float64": 2e-5, "float32": 1e-3, "float16": 2e-2, "bfloat16": 6e-2}
 """Tolerated error by type, over the largest finite magnitude of the output (at least 1)."""
 
 
 def distance(got: Array, want: Array) -> float:
-    """The largest difference of two arrays over their scale; infinite where types, shapes or special values differ."""
+    """Return the largest difference of two arrays over their scale; infinite if types, shapes or special values differ.
+    """
     if got.shape != want.shape or got.dtype != want.dtype:
         return float("inf")
     if want.dtype.kind not in "fV":
@@ -199,7 +200,7 @@ def distance(got: Array, want: Array) -> float:
 
 
 def difference(got: Arrays, want: Arrays) -> str:
-    """What is wrong with some outputs, empty when nothing is. NaN equals NaN; integers and booleans are exact."""
+    """Return the first error in the outputs, or an empty string. NaN equals NaN; integers and booleans are exact."""
     for name, w in want.items():
         if name not in got:
             return f"{name} is missing"
@@ -215,7 +216,7 @@ def difference(got: Arrays, want: Arrays) -> str:
 
 
 def nudged(model: onnx.ModelProto, feeds: Arrays, seed: int) -> tuple[onnx.ModelProto, dict[str, Array]]:
-    """Model and inputs with every float moved by one part in a million: what answers move by is rounding."""
+    """Return model and inputs with every float moved by one part in a million: the resulting change is rounding."""
     numbers = np.random.default_rng(seed)
 
     def moved(a: Array) -> Array:

@@ -1,4 +1,4 @@
-"""The choice among a device's candidates as the host program makes it, in Python."""
+"""The host program's choice among a device's candidates, in Python."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from polydyn.schedules.index import Index
 
 
 def choose(launch: Launch, env: Mapping[str, int], hardware: Hardware) -> Candidate:
-    """The candidate that the host program takes on a device.
+    """Return the candidate that the host program selects on a device.
 
     ``env``: the model's symbols and ``nth``. InputError: none may be launched.
     """
@@ -27,12 +27,12 @@ def choose(launch: Launch, env: Mapping[str, int], hardware: Hardware) -> Candid
 
 
 def estimates(launch: Launch) -> dict[str, Index]:
-    """The time of every candidate that a launch compares, by its name, in nanoseconds."""
+    """Return the time of every candidate that a launch compares, by its name, in nanoseconds."""
     entries = [e for n in walk(launch.decision) if isinstance(n, ArgMin) for e in n.entries]
     return {launch.candidates[e.kernel].name: e.cost for e in entries}
 
 
 def may_run(c: Candidate, env: Mapping[str, int], hardware: Hardware) -> bool:
-    """Whether a candidate may be launched at these sizes."""
+    """Return whether a candidate may be launched at these sizes."""
     allowed = {**env, SHARED: hardware.smem_per_block, ARCH: special_arch(hardware.arch), LACKING: 0}
     return all(holds(a.evaluate(allowed), relation, b.evaluate(allowed)) for a, relation, b in limits(c))

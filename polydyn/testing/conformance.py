@@ -1,10 +1,10 @@
-"""ONNX's own node cases, one table: passed, refused by name, wrong.
+"""Run ONNX's own node cases and count them in one table: passed, rejected by name, wrong.
 
 Run: ``python -m polydyn.testing.conformance [part of a case's name] [--reference] [--dims all|each] [--around 3]
-[--fallback] [--jobs 2]``. Compiled for the CPU through ``polydyn.compile``, or with ``--reference`` imported and
-evaluated in numpy. A case that feeds axes or sizes as inputs is tried as it is, then with them as constants; the table
-counts both. ``--around``: so many random models around each case, half of them with symbolic dims
-(``polydyn/testing/surroundings.py``). ``--fallback``: what is not built is left to ONNX Runtime.
+[--fallback] [--jobs 2]``. Cases are compiled for the CPU through ``polydyn.compile``, or with ``--reference`` imported
+and evaluated in numpy. A case that passes axes or sizes as inputs is tried unchanged, then with them as constants; the
+table counts both. ``--around``: number of random models around each case, half of them with symbolic dims
+(``polydyn/testing/surroundings.py``). ``--fallback``: unsupported nodes are left to ONNX Runtime.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ Maker = Callable[[onnx.ModelProto], Run]
 
 
 def cases(part: str = "") -> Iterator[Any]:
-    """ONNX's node cases whose name contains ``part``."""
+    """Yield ONNX's node cases whose name contains ``part``."""
     with warnings.catch_warnings(), np.errstate(all="ignore"):
         warnings.simplefilter("ignore")
         found = node_cases.collect_testcases(None)
@@ -48,7 +48,10 @@ def cases(part: str = "") -> Iterator[Any]:
 
 
 def cases_of(operators: Collection[str]) -> list[Any]:
-    """ONNX's node cases of these operators. Only their modules are imported: computing all cases takes seconds."""
+    """Return ONNX's node cases of these operators.
+
+    Only their modules are imported: computing all cases takes seconds.
+    """
     with warnings.catch_warnings(), np.errstate(all="ignore"):
         warnings.simplefilter("ignore")
         for operator in sorted(operators):
@@ -57,9 +60,10 @@ def cases_of(operators: Collection[str]) -> list[Any]:
 
 
 def freeze(case: Any) -> onnx.ModelProto:
-    """The model with its small integer inputs as initializers: axes, shapes and sizes, constants in every real model.
+    """Return the model with its small integer inputs as initializers: axes, shapes, sizes, constant in every real
+    model.
 
-    The first input stays, unless the operator is made of sizes alone.
+    The first input stays, unless the operator consists of sizes alone.
     """
     model = onnx.ModelProto()
     model.CopyFrom(case.model)
@@ -78,7 +82,7 @@ MADE_OF_SIZES = {"Range", "ConstantOfShape", "HannWindow", "HammingWindow", "Bla
 
 
 def with_symbols(model: onnx.ModelProto, only: int | None = None) -> onnx.ModelProto:
-    """The model with a name for every dim of its inputs, or for the one at position ``only``."""
+    """Return the model with a name for every dim of its inputs, or for the one at position ``only``."""
     out = onnx.ModelProto()
     out.CopyFrom(model)
     dims = [(x, a, d) for x in out.graph.input for a, d in enumerate(x.type.tensor_type.shape.dim)]
@@ -91,27 +95,27 @@ def with_symbols(model: onnx.ModelProto, only: int | None = None) -> onnx.ModelP
 
 
 def as_array(x: Any) -> Any:
-    """The case's data as a numpy array; None when it is a sequence, optional or string."""
+    """Return the case's data as a numpy array, or None for a sequence, optional or string."""
     if isinstance(x, onnx.TensorProto):
         return onnx.numpy_helper.to_array(x)
     return x if isinstance(x, np.ndarray | np.generic) else None
 
 
 def by_reference(model: onnx.ModelProto) -> Run:
-    """Imports a model; what it gives evaluates it in numpy."""
+    """Import a model and return a function that evaluates it in numpy."""
     graph = import_model(model)
     return lambda feeds: reference.evaluate(graph, feeds)
 
 
 def on_cpu(model: onnx.ModelProto, options: polydyn.Options | None = None) -> Run:
-    """Compiles a model for the CPU."""
+    """Compile a model for the CPU."""
     program = polydyn.compile(model, threads=1, options=options)
     dtypes = {o["name"]: numpy_dtype(o["dtype"]) for o in program.manifest["outputs"]}
     return lambda feeds: {n: x.view(dtypes[n]) for n, x in program.run(dict(feeds)).items()}
 
 
 def run_case(case: Any, make: Maker = by_reference) -> str:
-    """``passed``, ``passed with constants``, ``refused: ...`` (by name), ``decided: ...`` or ``failed: ...``."""
+    """Return ``passed``, ``passed with constants``, ``refused: ...`` (by name), ``decided: ...`` or ``failed: ...``."""
     result = run_model(case, case.model, make)
     if not result.startswith("refused"):
         return result
@@ -120,7 +124,7 @@ def run_case(case: Any, make: Maker = by_reference) -> str:
 
 
 def run_model(case: Any, model: onnx.ModelProto, make: Maker = by_reference) -> str:
-    """As run_case, for a model that computes what the case's does."""
+    """Run a model in place of its case's own, like ``run_case``; it must compute the same as the case."""
     try:
         run, names = make(model), {x.name for x in model.graph.input}
         for inputs, outputs in case.data_sets:
@@ -147,14 +151,14 @@ def run_model(case: Any, model: onnx.ModelProto, make: Maker = by_reference) -> 
 
 
 def decided(case: Any) -> str:
-    """Why other numbers than the case's are right; empty: they are wrong."""
+    """Return why other numbers than the case's are right, or an empty string if they are wrong."""
     if re.fullmatch("test_resize_downsample_scales_(linear|cubic)_align_corners", case.name):
         return "torch and ONNX Runtime divide by the size of the result (docs/operators.md)"
     return ""
 
 
 def is_random(case: Any) -> bool:
-    """Whether the case's numbers are those of one generator: types and shapes are what others can give."""
+    """Return whether the case's numbers come from a random generator: only types and shapes are comparable."""
     names = {n.op_type for n in case.model.graph.node}
     return bool(names & {"Bernoulli", "RandomUniformLike"}) or "training_dropout" in case.name
 
@@ -164,11 +168,11 @@ def _dims(x: onnx.ValueInfoProto) -> Any:
 
 
 def compare(array: Any, want: Any, case: Any) -> None:
-    """AssertionError unless the numbers agree as the case asks.
+    """Compare with the tolerance of the case. AssertionError: the numbers differ.
 
     16-bit floats may be two units of their last place off, as in ONNX's own runner: a case's numbers were rounded after
-    each step of one implementation. So may floats by one unit in the last place of the greatest: what is 0 in exact
-    arithmetic is the rounding error of a sum in the case.
+    each step of one implementation. Other floats may be off by one unit in the last place of the maximum: a value that
+    is 0 in exact arithmetic is the rounding error of a sum in the case.
     """
     units = {"bfloat16": 2.0**-6, "float16": 2.0**-9}.get(want.dtype.name, 0.0)
     bits, complex_ = want.dtype.name.startswith("float8"), want.dtype.kind == "c"
@@ -180,7 +184,7 @@ def compare(array: Any, want: Any, case: Any) -> None:
 
 
 def reason(result: str) -> str:
-    """A refusal without the names that differ from case to case."""
+    """Return a rejection without the names that differ from case to case."""
     text = result.removeprefix("refused: ").split(";")[0]
     text = re.sub(r"operator\(s\) of this model are not supported: (\w+).*", r"operators unknown: \1", text)
     return re.sub(r"\b[a-zA-Z_]*\d[\w.']*", "#", text)[:110]
@@ -188,7 +192,7 @@ def reason(result: str) -> str:
 
 @dataclass
 class Worker:
-    """A process that runs cases by number; ``busy``: the one it runs."""
+    """A process that runs cases by number; ``busy``: the number that it runs."""
 
     process: Any
     pipe: Connection
@@ -204,7 +208,9 @@ def _serve(pipe: Connection, run: Callable[[int], str]) -> None:
 
 
 def run_all(count: int, run: Callable[[int], str], jobs: int, limit: float) -> list[str]:
-    """The results of ``run`` for 0 to ``count``, in worker processes; one that dies or takes too long is replaced."""
+    """Return the results of ``run`` for 0 to ``count``, in worker processes; one that dies or takes too long is
+    replaced.
+    """
     fork = multiprocessing.get_context("fork")
 
     def start() -> Worker:
@@ -240,15 +246,15 @@ def run_all(count: int, run: Callable[[int], str], jobs: int, limit: float) -> l
 
 
 def _all_dims(case: Any, make: Maker, which: str) -> str:
-    """The case with symbolic dims: all at once, or one after another; the worst result."""
+    """Run the case with symbolic dims, all at once or one after another; return the worst result."""
     model = freeze(case)
     count = sum(len(_dims(x)) for x in model.graph.input)
     models = [with_symbols(model)] if which == "all" else [with_symbols(model, k) for k in range(count)]
     return _worst([run_model(case, m, make) for m in models])
 
 
-def _around(case: Any, make: Maker, count: int) -> str:
-    """Random models around a case: the worst result. Every second one has symbolic dims."""
+def _run_surrounded(case: Any, make: Maker, count: int) -> str:
+    """Run random models around a case, every second one with symbolic dims; return the worst result."""
     model, results = freeze(case), list[str]()
     outputs = zip(model.graph.output, map(as_array, case.data_sets[0][1]), strict=False)
     ranks = {y.name: (y.type.tensor_type.elem_type, a.ndim) for y, a in outputs if a is not None}
@@ -267,17 +273,17 @@ def _worst(results: Sequence[str]) -> str:
 
 
 def main() -> None:
-    """Prints every failure, the reasons of refusals with their number of cases, and the counts."""
+    """Print every failure, the reasons of rejections with their number of cases, and the counts."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("part", nargs="?", default="")
     parser.add_argument("--reference", action="store_true", help="evaluate in numpy, compile nothing")
     parser.add_argument("--dims", choices=("all", "each"), help="make dims symbolic")
     parser.add_argument("--around", type=int, help="random models around each case")
-    parser.add_argument("--fallback", action="store_true", help="leave what is not built to ONNX Runtime")
-    parser.add_argument("--every", type=int, default=1, help="take one case of so many")
-    parser.add_argument("--first", type=int, default=0, help="of these the one at this place")
+    parser.add_argument("--fallback", action="store_true", help="leave unsupported nodes to ONNX Runtime")
+    parser.add_argument("--every", type=int, default=1, help="run every N-th case")
+    parser.add_argument("--first", type=int, default=0, help="offset of the first of these cases")
     parser.add_argument("--jobs", type=int, default=2)
-    parser.add_argument("--limit", type=float, default=60, help="seconds for a case")
+    parser.add_argument("--limit", type=float, default=60, help="seconds per case")
     parser.add_argument("--json", type=Path, help="write every case's result there")
     options = parser.parse_args()
     found = list(cases(options.part))[options.first :: options.every]
@@ -287,7 +293,7 @@ def main() -> None:
     def run(number: int) -> str:
         case = found[number]
         if options.around:
-            return _around(case, make, options.around)
+            return _run_surrounded(case, make, options.around)
         return _all_dims(case, make, options.dims) if options.dims else run_case(case, make)
 
     results = run_all(len(found), run, options.jobs, options.limit)

@@ -27,12 +27,13 @@ class Cover:
         return self.executed - self.extent
 
     def price(self, cost: Mapping[int, float]) -> float:
-        """The time of all tiles. ``cost``: tile size -> time of one tile."""
+        """Return the time of all tiles. ``cost`` maps a tile size to the time of one tile."""
         return sum(n * cost[size] for size, n in self.counts)
 
 
 def combine(extent: int, cost: Mapping[int, float]) -> Cover:
-    """The cheapest cover of a length by one or two tile sizes. ``cost``: tile size -> time of one tile.
+    """Return the cheapest cover of a length by one or two tile sizes. ``cost`` maps a tile size to the time of one
+    tile.
 
     Ties go to less padding, then to fewer launches, then to larger tiles. An empty axis needs no tile. ScheduleError:
     no sizes, or one below 1.
@@ -48,7 +49,7 @@ def combine(extent: int, cost: Mapping[int, float]) -> Cover:
 
 
 def _mixed(extent: int, a: int, b: int) -> list[Cover]:
-    """Covers with 1 .. b-1 tiles of size a (b of them could be replaced by a tiles of b), and b for the rest."""
+    """Return covers with 1 .. b-1 tiles of size a (b of them could be replaced by a tiles of b), and b for the rest."""
     out = []
     for n in range(1, min(b, -(-extent // a))):
         rest = extent - n * a

@@ -1,11 +1,11 @@
-"""Damaged models: each is read all the same, or refused with an error that names its place; none ends the process.
+"""Damage models: each must be read anyway, or rejected with an error that names its place; none may end the process.
 
 usage: python -m polydyn.testing.damage [COUNT] [--first N] [--jobs 2] [--seconds 10] [--memory 4]
 
-A file is a function of its number: one of ONNX's node cases or a random model of shape arithmetic, cut off, with other
-bits, with other bytes, with bytes from elsewhere, or with one field of its protobuf changed. It is written, read,
-planned and placed as a program for the CPU, in a process with so many seconds of processor time and GiB of memory.
-Prints what failed, and counts. Exits with 1 when anything failed.
+A file is a function of its number: one of ONNX's node cases or a random model of shape arithmetic, which is cut off, or
+has changed bits, changed bytes, bytes from elsewhere, or one changed field of its protobuf. It is written, read,
+planned and placed as a program for the CPU, in a process with limited processor time (seconds) and memory (GiB). Prints
+failures and counts. Exits with 1 if anything failed.
 """
 
 from __future__ import annotations
@@ -30,19 +30,19 @@ from polydyn.errors import PolydynError
 from polydyn.testing.conformance import cases, freeze, run_all
 from polydyn.testing.random_models import random_model
 
-LARGEST = 20_000
-"""Bytes of a node case that is taken."""
+MAX_CASE_BYTES = 20_000
+"""Maximum bytes of a node case."""
 NUMBERS = (0, 1, -1, 2, 7, 2**31 - 1, -(2**31), 2**63 - 1, -(2**63))
 Damage = Callable[[bytes, random.Random], bytes]
 
 
 def cut_off(data: bytes, r: random.Random) -> bytes:
-    """The first bytes alone."""
+    """Keep only the first bytes."""
     return data[: r.randrange(len(data))]
 
 
 def flipped(data: bytes, r: random.Random) -> bytes:
-    """One to eight bits are others."""
+    """Flip one to eight bits."""
     out = bytearray(data)
     for _ in range(r.randint(1, 8)):
         out[r.randrange(len(out))] ^= 1 << r.randrange(8)
@@ -50,24 +50,24 @@ def flipped(data: bytes, r: random.Random) -> bytes:
 
 
 def overwritten(data: bytes, r: random.Random) -> bytes:
-    """A run of bytes is all zeros, all ones or noise."""
+    """Overwrite a run of bytes with zeros, ones or noise."""
     at, count = r.randrange(len(data)), r.randint(1, 16)
     run = r.choice([b"\0" * count, b"\xff" * count, r.randbytes(count)])
     return (data[:at] + run + data[at + count :])[: len(data)]
 
 
 def moved(data: bytes, r: random.Random) -> bytes:
-    """A run of bytes is there twice, or stands elsewhere."""
+    """Duplicate or move a run of bytes."""
     at, count, to = r.randrange(len(data)), r.randint(1, 64), r.randrange(len(data))
     rest = data if r.random() < 0.5 else data[:at] + data[at + count :]
     return rest[:to] + data[at : at + count] + rest[to:]
 
 
 def edited(data: bytes, r: random.Random) -> bytes:
-    """One field of the protobuf is another: a number, a text, a list that is shorter, longer or in another order."""
+    """Change one field of the protobuf: a number, a text, a list that becomes shorter, longer or reordered."""
     model = onnx.load_from_string(data)
     messages, fields = [model], []
-    for m in messages:  # which grows
+    for m in messages:  # the list grows meanwhile
         for f, value in m.ListFields():
             fields.append((m, f))
             if f.type == f.TYPE_MESSAGE:
@@ -79,7 +79,7 @@ def edited(data: bytes, r: random.Random) -> bytes:
     elif field.type == field.TYPE_MESSAGE or r.random() < 0.2:
         message.ClearField(field.name)
     else:
-        with contextlib.suppress(ValueError):  # no value of this enumeration
+        with contextlib.suppress(ValueError):  # not a value of this enumeration
             setattr(message, field.name, _other(value, r))
     data = model.SerializeToString()
     return bytes(data)
@@ -104,7 +104,7 @@ def _change_list(values: Any, r: random.Random) -> None:
 
 
 def _other(value: Any, r: random.Random) -> Any:
-    """Another value of the same type, as far as the field takes it."""
+    """Return another value of the same type, as far as the field accepts it."""
     if isinstance(value, int):
         return r.choice([x for x in NUMBERS if -(2**31) <= x < 2**31 or abs(value) >= 2**31] + [value ^ 1])
     if isinstance(value, float):
@@ -119,13 +119,13 @@ DAMAGES: Sequence[Damage] = (cut_off, flipped, overwritten, moved, edited, edite
 
 @lru_cache(maxsize=1)
 def node_cases() -> list[bytes]:
-    """The node cases that are small, as files."""
+    """Return the small node cases, as files."""
     found = (freeze(c).SerializeToString() for c in cases("test_"))
-    return [data for data in found if len(data) <= LARGEST]
+    return [data for data in found if len(data) <= MAX_CASE_BYTES]
 
 
 def damaged(number: int) -> tuple[str, bytes]:
-    """What was done, and the file."""
+    """Return the kind of damage, and the file."""
     r = random.Random(number)
     data = random_model(number, 6).SerializeToString() if r.random() < 0.2 else r.choice(node_cases())
     how = r.choice(DAMAGES)
@@ -133,7 +133,7 @@ def damaged(number: int) -> tuple[str, bytes]:
 
 
 def attempt(number: int, seconds: float = 10) -> str:
-    """``read``, ``refused``, or ``failed: ...`` for the damaged file of this number."""
+    """Return ``read``, ``refused``, or ``failed: ...`` for the damaged file of this number."""
     how, data = damaged(number)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "damaged.onnx"
@@ -145,7 +145,7 @@ def attempt(number: int, seconds: float = 10) -> str:
             result = "refused"
             if not (e.node or e.tensor or e.dim or e.rule or path.name in str(e)):
                 result = f"failed: {type(e).__name__} without a place: {e}"
-        except Exception as e:  # what this looks for
+        except Exception as e:  # any other error is a failure
             result = f"failed: {type(e).__name__}: {e}"
         spent = time.process_time() - start
     if spent > seconds:
@@ -154,15 +154,15 @@ def attempt(number: int, seconds: float = 10) -> str:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """The command line."""
+    """Run the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("count", type=int, nargs="?", default=300)
     parser.add_argument("--first", type=int, default=0)
     parser.add_argument("--jobs", type=int, default=2)
-    parser.add_argument("--seconds", type=float, default=10, help="processor time for a file")
-    parser.add_argument("--memory", type=int, default=4, help="GiB for a file")
+    parser.add_argument("--seconds", type=float, default=10, help="processor time per file")
+    parser.add_argument("--memory", type=int, default=4, help="GiB per file")
     args = parser.parse_args(argv)
-    node_cases()  # workers have them from here
+    node_cases()  # workers inherit them
 
     def run(k: int) -> str:
         resource.setrlimit(resource.RLIMIT_AS, (args.memory << 30, args.memory << 30))

@@ -1,6 +1,6 @@
-"""A decoder with weights of 4 bits, its parts those of the Llama family: grouped queries, rotation, gated layers.
+"""A decoder with 4-bit weights in the style of the Llama family: grouped queries, rotation, gated layers.
 
-Weights are random from a fixed seed, written as MatMulNBits; sizes are those that the caller gives.
+Weights are random from a fixed seed, written as MatMulNBits; the caller sets the sizes.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from polydyn.schedules.expr import Array
 from polydyn.testing.models import model
 
 MICROSOFT = "com.microsoft"
-LONGEST = 2048
-"""Positions that the table of rotations has."""
+MAX_POSITIONS = 2048
+"""Number of positions in the table of rotations."""
 
 
 @dataclass(frozen=True)
 class Sizes:
-    """Sizes of a decoder; by default those of one with 0.5 billion parameters (24 layers of them, and a head)."""
+    """Sizes of a decoder; the defaults have 0.5 billion parameters with 24 layers and a head."""
 
     layers: int
     width: int = 896
@@ -38,12 +38,12 @@ class Sizes:
 
     @property
     def weights(self) -> int:
-        """Weights of 4 bits of a layer."""
+        """4-bit weights per layer."""
         return self.width * (2 * self.width + 2 * self.pairs * self.head + 3 * self.inner)
 
 
 def decoder_of_nibbles(name: str, sizes: Sizes, accuracy: int = 0) -> onnx.ModelProto:
-    """y [B, L, width] from x of that shape and caches k0, v0, ... [B, pairs, P, head], which go out longer.
+    """Build y [B, L, width] from x of that shape and caches k0, v0, ... [B, pairs, P, head], whose outputs are longer.
 
     ``accuracy``: ONNX Runtime's level, 4 for sums of bytes. All weights are initializers of the model.
     """
@@ -58,7 +58,7 @@ class _Decoder:
         self.constants: dict[str, Array] = {}
 
     def model(self, name: str) -> onnx.ModelProto:
-        """The whole model."""
+        """Build the whole model."""
         s = self.sizes
         self._lengths()
         at = "x"
@@ -86,7 +86,7 @@ class _Decoder:
         return made
 
     def _lengths(self) -> None:
-        """Tokens of all samples with the new ones, and of each sample less one; cosines and sines of rotations."""
+        """Add total tokens of all samples, and of each sample minus one; cosines and sines of rotations."""
         self.constants["one"] = np.array([1])
         new, past = self.op("Shape", "x", start=1, end=2), self.op("Shape", "k0", start=2, end=3)
         whole = self.op("Add", new, past)
@@ -95,26 +95,27 @@ class _Decoder:
         last = self.op("Expand", self.op("Sub", whole, "one"), samples)
         self.node("Cast", [last], ["last"], to=TensorProto.INT32)
         half = self.sizes.head // 2
-        angles = np.arange(LONGEST)[:, None] / 10000.0 ** (np.arange(half) / half)
+        angles = np.arange(MAX_POSITIONS)[:, None] / 10000.0 ** (np.arange(half) / half)
         self.constants |= {"cos": np.cos(angles).astype(np.float32), "sin": np.sin(angles).astype(np.float32)}
 
     def node(self, kind: str, inputs: list[str], outputs: list[str], domain: str = "", **attributes: Any) -> None:
-        """Adds a node."""
+        """Add a node."""
         self.nodes.append(helper.make_node(kind, inputs, outputs, domain=domain, **attributes))
 
     def op(self, kind: str, *inputs: str, **attributes: Any) -> str:
-        """Adds a node with one output; its name."""
+        """Add a node with one output; return its name."""
         name = f"h{len(self.nodes)}"
         self.node(kind, list(inputs), [name], **attributes)
         return name
 
     def norm(self, x: str, name: str) -> str:
-        """A norm by the root of the mean square."""
+        """Add a norm by the root of the mean square."""
         self.constants[f"scale_{name}"] = (1 + self.random.standard_normal(self.sizes.width) / 10).astype(np.float32)
         return self.op("SimplifiedLayerNormalization", x, f"scale_{name}", axis=-1, epsilon=1e-6)
 
     def linear(self, x: str, n: int, k: int, name: str) -> str:
-        """x @ a constant [k, n] of 4 bits; results are half as large as x, so that errors do not grow by layers."""
+        """Add x @ a 4-bit constant [k, n]; results are half as large as x, so that errors do not grow over the layers.
+        """
         blocks, r = k // self.sizes.block, self.random
         self.constants[f"w_{name}"] = r.integers(0, 256, (n, blocks, self.sizes.block // 2)).astype(np.uint8)
         self.constants[f"s_{name}"] = ((r.random((n, blocks)) + 0.5) / 10 / np.sqrt(k)).astype(np.float32)

@@ -1,9 +1,9 @@
-"""Why two runtimes may give different answers to a model, node by node.
+"""Find out why two runtimes may give different answers to a model, node by node.
 
-A whole model is often too much for ``onnx.reference``: it lacks one of the operators. Each node alone, on the values
+A whole model is often too much for ``onnx.reference``: it lacks one of the operators. A single node, with the values
 that ONNX Runtime computed for its inputs, has a second opinion more often. If polydyn and ``onnx.reference`` agree on
-such a node against ONNX Runtime, the model's answer is disputed there. What ONNX leaves open has no second opinion;
-``open_question`` lists it, and docs/operators.md says what polydyn does.
+such a node against ONNX Runtime, the model's answer is disputed there. Cases that ONNX leaves open have no second
+opinion; ``open_question`` lists them, and docs/operators.md describes polydyn's results.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ POOLS = ("MaxPool", "AveragePool", "LpPool")
 
 
 def disputed_node(model: onnx.ModelProto, arrays: Arrays) -> str:
-    """The operator of the first node whose answer is disputed or open; empty if there is none.
+    """Return the operator of the first node whose answer is disputed or open, or an empty string.
 
-    ``arrays``: every tensor of a call, as ONNX Runtime computed it.
+    ``arrays``: every tensor of a call, as computed by ONNX Runtime.
     """
     known = {**{c.name: numpy_helper.to_array(c) for c in model.graph.initializer}, **arrays}
     for node in model.graph.node:
@@ -52,11 +52,11 @@ def disputed_node(model: onnx.ModelProto, arrays: Arrays) -> str:
     return ""
 
 
-def single(model: onnx.ModelProto, node: onnx.NodeProto, known: Arrays) -> tuple[onnx.ModelProto, dict[str, Array]]:
-    """A model of one node with its inputs. Constants of the model stay constants."""
+def single(model: onnx.ModelProto, node: onnx.NodeProto, arrays: Arrays) -> tuple[onnx.ModelProto, dict[str, Array]]:
+    """Return a model of one node with its inputs. Constants of the model stay constants."""
     constants = [c for c in model.graph.initializer if c.name in node.input]
     names = {c.name for c in constants}
-    feeds = {x: known[x] for x in dict.fromkeys(node.input) if x and x not in names}
+    feeds = {x: arrays[x] for x in dict.fromkeys(node.input) if x and x not in names}
     inputs = [
         helper.make_tensor_value_info(n, helper.np_dtype_to_tensor_dtype(a.dtype), a.shape) for n, a in feeds.items()
     ]
@@ -68,7 +68,10 @@ def single(model: onnx.ModelProto, node: onnx.NodeProto, known: Arrays) -> tuple
 
 
 def _rounds_to_nearest(alone: onnx.ModelProto, feeds: Arrays) -> bool:
-    """Whether polydyn rounds a Resize of integers to the nearest one. ONNX Runtime truncates; ONNX says nothing."""
+    """Return whether polydyn rounds a Resize of integers to nearest.
+
+    ONNX Runtime truncates; ONNX does not specify it.
+    """
     real = onnx.ModelProto()
     real.CopyFrom(alone)
     (x, *_), (y, *_) = real.graph.input, real.graph.node[0].output
@@ -83,21 +86,21 @@ def _rounds_to_nearest(alone: onnx.ModelProto, feeds: Arrays) -> bool:
     return ours.shape == exact.shape and bool((np.abs(ours - exact) <= 0.5 + 1e-5 * np.abs(exact)).all())
 
 
-def open_question(node: onnx.NodeProto, known: Arrays) -> bool:
-    """Whether ONNX does not say what a node computes for these inputs."""
-    x = known[node.input[0]] if node.input and node.input[0] else np.zeros(0)
+def open_question(node: onnx.NodeProto, arrays: Arrays) -> bool:
+    """Return whether ONNX leaves open what a node computes for these inputs."""
+    x = arrays[node.input[0]] if node.input and node.input[0] else np.zeros(0)
     given = {a.name: helper.get_attribute_value(a) for a in node.attribute}
-    if node.op_type == "Upsample":  # between two integers: onnx.reference has no Upsample, and rounds in Resize
+    if node.op_type == "Upsample":  # interpolated integers: onnx.reference has no Upsample, and rounds in Resize
         return x.dtype.kind in "iu" and given.get("mode", b"nearest") != b"nearest"
     if node.op_type in ("ArgMax", "ArgMin", "Hardmax"):  # NaN is an extreme for numpy and polydyn
         return x.dtype.kind == "f" and bool(np.isnan(x).any())
-    if node.op_type in ("RNN", "GRU", "LSTM"):  # of no steps: ONNX Runtime's last state is 0, polydyn's the first one
+    if node.op_type in ("RNN", "GRU", "LSTM"):  # no steps: ONNX Runtime's last state is 0, polydyn's the first one
         return bool(x.shape[0] == 0)
-    if node.op_type == "GridSample":  # places that are not finite: as torch here, ONNX Runtime differs
-        return not np.isfinite(known[node.input[1]].astype(np.float64)).all()
+    if node.op_type == "GridSample":  # a NaN coordinate: as torch here, ONNX Runtime differs
+        return not np.isfinite(arrays[node.input[1]].astype(np.float64)).all()
     if node.op_type in ("NegativeLogLikelihoodLoss", "SoftmaxCrossEntropyLoss"):  # the mean of nothing: NaN in torch
         return x.size == 0 and given.get("reduction", b"mean") == b"mean"
-    if node.op_type == "LRN":  # ONNX Runtime adds and subtracts as the window moves: one infinity spoils a whole line
+    if node.op_type == "LRN":  # ONNX Runtime adds and subtracts as the window moves: one infinity spoils a whole row
         return x.dtype.kind == "f" and not np.isfinite(x).all()
     if node.op_type == "MeanVarianceNormalization":  # ONNX Runtime takes axes that a tensor lacks, and adds no epsilon
         return any(a >= x.ndim for a in given.get("axes", (0, 2, 3)))
@@ -114,8 +117,10 @@ def open_question(node: onnx.NodeProto, known: Arrays) -> bool:
 
 
 def goes_beyond(model: onnx.ModelProto, arrays: Arrays) -> bool:
-    """Whether ONNX Runtime runs what ONNX does not allow: a concatenation of tensors of other sizes where one has no
-    elements, or a pool whose window is larger than its padded map. ``arrays``: what it computed.
+    """Return whether ONNX Runtime runs a model that ONNX does not allow.
+
+    Such a model has a concatenation of tensors of other sizes, one of them without elements, or a pool whose window is
+    larger than its padded map. ``arrays``: ONNX Runtime's results.
     """
     for n in model.graph.node:
         given = {a.name: helper.get_attribute_value(a) for a in n.attribute}

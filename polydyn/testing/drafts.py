@@ -1,7 +1,7 @@
-"""ONNX models that grow node by node: every tensor is known by its arrays at three assignments of sizes.
+"""ONNX models that grow node by node; every tensor has arrays at three assignments of sizes.
 
-A node is added only where an authority (``authorities``) runs it at all three, so no shape rule is written here, and
-any operator with any attributes can be tried. A size that is the same three times counts as fixed.
+A node is added only if an authority (``authorities``) runs it at all three, so no shape rule is written here, and any
+operator with any attributes can be tried. A size that is equal at all three counts as fixed.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from onnx import helper, numpy_helper
 
 from polydyn.testing.authorities import Array, Arrays, Refused, Runtime
 
-NEWEST = 23
-"""The newest opset of which ONNX Runtime has most kernels."""
-MOST_ELEMENTS = 6000
-MOST_RANK = 6
-LARGEST = 1e4
-"""Floats beyond it are not kept: what follows would only be rounding."""
+MAX_OPSET = 23
+"""The newest opset for which ONNX Runtime has most kernels."""
+MAX_ELEMENTS = 6000
+MAX_RANK = 6
+MAX_FLOAT = 1e4
+"""Larger floats are not kept: later values would only be rounding."""
 PLAIN = ("B", "L", "H", "W", "N")
 STRANGE = (
     "i0", "i1", "i2", "j0", "j1", "k0", "k", "d", "l", "n", "m", "C", "x", "r0", "s0", "t0", "a0", "b0", "o0", "int",
@@ -31,22 +31,26 @@ STRANGE = (
     "seq+1",
     "2L", "x.1", "unk__0", "sum", "acc", "float", "main", "errno", "INT64_MAX", "in", "is", "_", "c0", "c1",
 )  # fmt: skip
-"""Names that a compiler may use itself (iterators, parameters, keywords, macros), and names that are no identifiers."""
+"""Names that a compiler may use itself (iterators, parameters, keywords, macros), and names that are not identifiers.
+"""
 SIZES = (1, 2, 3, 5, 7, 8, 13, 16, 17, 4, 6, 9, 12)
 
 
 Dim: TypeAlias = "int | str"
-"""Of an input: a number, or a name of ``PLAIN``."""
+"""A dim of an input: a number, or a name of ``PLAIN``."""
 Dims: TypeAlias = "Sequence[Dim]"
 
 
 class Rejected(Exception):
-    """A node, or a motif, that does not fit the model as it is."""
+    """A node, or a motif, that does not fit the current model."""
 
 
 @dataclass(frozen=True)
 class Input:
-    """An input of the model. ``limit``: integers are in [least, limit + least), a number or dim; 0: they are small."""
+    """An input of the model.
+
+    ``limit``: integers are in [least, limit + least), a number or dim; 0 means small integers.
+    """
 
     name: str
     dtype: str
@@ -57,7 +61,7 @@ class Input:
 
 @dataclass
 class Case:
-    """A model with its calls; ``refused``: the calls that no authority runs are left out later."""
+    """A model with its calls; calls that no authority runs are removed later."""
 
     name: str
     model: onnx.ModelProto
@@ -67,7 +71,7 @@ class Case:
     seed: int = 0
 
     def feeds(self) -> Iterator[tuple[dict[str, int], dict[str, Array]]]:
-        """Sizes and arrays of every call."""
+        """Yield sizes and arrays of every call."""
         for k, sizes in enumerate(self.calls):
             yield sizes, feeds_of(self.inputs, sizes, np.random.default_rng([self.seed, k]), self.special)
 
@@ -75,7 +79,7 @@ class Case:
 def feeds_of(
     inputs: Sequence[Input], sizes: dict[str, int], numbers: np.random.Generator, special: bool
 ) -> dict[str, Array]:
-    """Arrays for inputs at the sizes."""
+    """Return arrays for inputs at the sizes."""
     return {x.name: _array(x, sizes, numbers, special) for x in inputs}
 
 
@@ -89,7 +93,7 @@ def _array(x: Input, sizes: dict[str, int], numbers: np.random.Generator, specia
 
 
 def plain_array(dtype: np.dtype[Any], shape: Sequence[int], numbers: np.random.Generator, special: bool) -> Array:
-    """Moderate numbers, some integers large; ``special``: NaN, infinities, a negative zero, extremes among them."""
+    """Return moderate numbers, some integers large; ``special``: also NaN, infinities, a negative zero, extremes."""
     if dtype == np.bool_:
         return np.asarray(numbers.random(shape) < 0.5)
     if dtype.kind in "iu":
@@ -109,7 +113,7 @@ def plain_array(dtype: np.dtype[Any], shape: Sequence[int], numbers: np.random.G
 
 @dataclass
 class Draft:
-    """A model that grows. ``kind``: the type of its floats; ``opset``: of all nodes."""
+    """A model that grows. ``kind``: the type of its floats; ``opset``: the opset of all nodes."""
 
     seed: int
     opset: int
@@ -121,9 +125,9 @@ class Draft:
     extra: list[str] = field(default_factory=list)
     """Results that should be outputs."""
     uneven: dict[str, Array] = field(default_factory=dict)
-    """Results whose rank the sizes decide: outputs, and nothing else."""
+    """Results whose rank depends on the sizes: outputs, and nothing else."""
     loose: bool = False
-    """Values that are not finite are kept."""
+    """Whether values that are not finite are kept."""
 
     def __post_init__(self) -> None:
         self.random = random.Random(f"{self.seed} draft")
@@ -137,16 +141,16 @@ class Draft:
     # -- names and values --------------------------------------------------------------------------------------------
 
     def name(self, hint: str = "t") -> str:
-        """A new name."""
+        """Return a new name."""
         self.count += 1
         return f"{hint}{self.count}"
 
     def one_of(self, *dims: Dims) -> Dims:
-        """Some of these dims."""
+        """Return some of these dims."""
         return self.random.choice(dims)
 
     def const(self, value: Any, dtype: str | None = None) -> str:
-        """A constant; floats get the type of the model's floats."""
+        """Add a constant; floats get the type of the model's floats."""
         a = np.asarray(value)
         if dtype is None and a.dtype == np.float64:
             dtype = self.kind
@@ -155,41 +159,41 @@ class Draft:
         return name
 
     def ints(self, *values: int) -> str:
-        """A constant vector of int64."""
+        """Add a constant vector of int64."""
         return self.const(np.array(values, np.int64))
 
     def weight(self, *shape: int, dtype: str | None = None) -> str:
-        """A constant of moderate floats, smaller the more there are."""
+        """Add a constant of moderate floats, smaller for larger constants."""
         scale = max(1, int(np.prod(shape[1:]))) ** -0.5
         return self.const(self.numbers.standard_normal(shape) * scale, dtype or self.kind)
 
     def input(self, dims: Dims, dtype: str | None = None, limit: int | str = 0, least: int = 0) -> str:
-        """A new input; dims are numbers and names of ``PLAIN``."""
+        """Add a new input; dims are numbers and names of ``PLAIN``."""
         x = Input(self.name("x"), dtype or self.kind, tuple(dims), limit, least)
         self.inputs.append(x)
         self.values[x.name] = tuple(_array(x, s, self.numbers, False) for s in self.samples)
         return x.name
 
     def shape(self, t: str) -> tuple[tuple[int, ...], ...]:
-        """The dims of a tensor, each by its three sizes."""
+        """Return the dims of a tensor, each with its three sizes."""
         arrays = self.values[t] if t in self.values else (self.constants[t],) * len(self.samples)
         return tuple(zip(*(a.shape for a in arrays), strict=True))
 
     def fixed(self, t: str, axis: int) -> int | None:
-        """The size of an axis, where it is always the same."""
+        """Return the size of an axis if it is always equal, else None."""
         sizes = self.shape(t)[axis]
         return sizes[0] if len(set(sizes)) == 1 else None
 
     def rank(self, t: str) -> int:
-        """The number of axes."""
+        """Return the number of axes."""
         return int(self.array(t).ndim)
 
     def array(self, t: str) -> Array:
-        """The tensor at the first assignment."""
+        """Return the tensor at the first assignment."""
         return self.values[t][0] if t in self.values else self.constants[t]
 
     def pick(self, test: Callable[[str], bool] = lambda t: True, dtype: str | None = "", recent: float = 0.7) -> str:
-        """A tensor of the model's floats (``dtype``: of another type, None: of any) that passes a test."""
+        """Return a tensor that passes a test, of the model's floats (``dtype``: of another type, or None for any)."""
         kind = self.kind if dtype == "" else dtype
         found = [t for t, a in self.values.items() if (kind is None or a[0].dtype == kind) and test(t)]
         if not found:
@@ -197,24 +201,27 @@ class Draft:
         return self.random.choice(found[-4:] if self.random.random() < recent else found)
 
     def axis(self, t: str, test: Callable[[int], bool] = lambda a: True) -> int:
-        """Some axis of a tensor."""
+        """Return some axis of a tensor."""
         found = [a for a in range(self.rank(t)) if test(a)]
         if not found:
             raise Rejected("no such axis")
         return self.random.choice(found)
 
     def fixed_axis(self, t: str, least: int = 1) -> int:
-        """Some axis of one size, at least this one."""
+        """Return some axis of a fixed size, at least this one."""
         return self.axis(t, lambda a: (self.fixed(t, a) or 0) >= least)
 
     # -- nodes -------------------------------------------------------------------------------------------------------
 
     def add(self, op: str, inputs: Sequence[str], outputs: int = 1, **attributes: Any) -> str:
-        """A node; the name of its first result. Rejected: no authority runs it, or its results are too large."""
+        """Add a node and return the name of its first result.
+
+        Rejected: no authority runs it, or its results are too large.
+        """
         return self.add_all(op, inputs, outputs, **attributes)[0]
 
     def add_all(self, op: str, inputs: Sequence[str], outputs: int = 1, **attributes: Any) -> list[str]:
-        """A node; the names of all its results."""
+        """Add a node and return the names of all its results."""
         names = [self.name() for _ in range(outputs)]
         domain = attributes.pop("domain", "")
         try:
@@ -225,7 +232,7 @@ class Draft:
         return names
 
     def extend(self, nodes: Sequence[onnx.NodeProto], results: Sequence[str]) -> None:
-        """Nodes with the results that others may read."""
+        """Add nodes with the results that others may read."""
         read = dict.fromkeys(x for n in nodes for x in reads(n))
         made = {o for n in nodes for o in n.output}
         known = [x for x in read if x in self.values and x not in made]
@@ -251,19 +258,19 @@ class Draft:
         for a in arrays:
             if (
                 not isinstance(a, np.ndarray)
-                or a.size > MOST_ELEMENTS
-                or a.ndim > MOST_RANK
+                or a.size > MAX_ELEMENTS
+                or a.ndim > MAX_RANK
                 or a.dtype.kind not in "fiub"
             ):
                 raise Rejected("too large, or no tensor")
-            if a.dtype.kind == "f" and not self.loose and not (np.abs(a) < LARGEST).all():
+            if a.dtype.kind == "f" and not self.loose and not (np.abs(a) < MAX_FLOAT).all():
                 raise Rejected("values that are not finite")
 
     def _model(
         self, nodes: Sequence[onnx.NodeProto], inputs: Sequence[Input], outputs: Sequence[str], read: Any,
         types: Arrays | None,
     ) -> onnx.ModelProto:  # fmt: skip
-        """A model of nodes. ``types``: arrays of the outputs; None: nothing is said of them, nor of shapes."""
+        """Build a model of nodes. ``types``: arrays of the outputs; None leaves out their types and shapes."""
 
         def info(x: Input) -> onnx.ValueInfoProto:
             dims = None if types is None else [self.names[d] if isinstance(d, str) else d for d in x.dims]
@@ -283,7 +290,7 @@ class Draft:
         domains = {n.domain for n in nodes} - {""}
         imports = [helper.make_opsetid("", self.opset), *(helper.make_opsetid(d, 1) for d in sorted(domains))]
         model = helper.make_model(graph, opset_imports=imports, ir_version=10 if self.opset > 8 else 3)
-        if model.ir_version < 4:  # where constants are inputs with a default
+        if model.ir_version < 4:  # constants are inputs with a default there
             model.graph.input.extend(
                 helper.make_tensor_value_info(c.name, c.data_type, list(c.dims)) for c in constants
             )
@@ -292,7 +299,7 @@ class Draft:
     # -- the whole ---------------------------------------------------------------------------------------------------
 
     def finish(self, name: str, outputs: Sequence[str], calls: list[dict[str, int]], special: bool = False) -> Case:
-        """The model of these outputs, without what they do not need."""
+        """Build the model of these outputs, without unused nodes and inputs."""
         needed, kept = set(outputs), list[onnx.NodeProto]()
         for n in reversed(self.nodes):
             if needed & set(n.output):
@@ -310,7 +317,7 @@ class Draft:
 
 
 def reads(node: onnx.NodeProto) -> list[str]:
-    """What a node reads, bodies included (with names that bodies make themselves)."""
+    """Return the tensors that a node reads, bodies included (with names that bodies define)."""
     inner = [
         x for a in node.attribute for g in ([a.g] if a.HasField("g") else a.graphs) for n in g.node for x in reads(n)
     ]

@@ -1,10 +1,10 @@
-"""Random graphs through the whole compiler, against the reference evaluator.
+"""Run random graphs through the whole compiler, against the reference evaluator.
 
 usage: python -m polydyn.testing.fuzz [SEEDS] [--first N] [--batch 10] [--target cpu] [--no-shrink]
 
-Graphs are compiled a batch at a time, side by side in one program. Every graph runs at several sizes with one and with
-two threads (small launches are shared out too), whose results must have the same bits. What fails is printed with its
-seed and the smallest graph that still fails. Exits with 1 when anything failed.
+Graphs are compiled a batch at a time in one program. Every graph runs at several sizes with one and with two threads
+(small launches are shared out too), whose results must have the same bits. A failure is printed with its seed and the
+smallest graph that still fails. Exits with 1 if anything failed.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from polydyn.schedules.index import Index
 from polydyn.testing.random_graphs import random_feeds, random_graph, union
 
 TOLERANCE = 1e-4
-"""Of an error over the largest magnitude of the output; more where the reference itself is that sensitive."""
+"""Tolerated error over the largest magnitude of the output; larger if the reference itself is that sensitive."""
 SHARED_OUT = Index.of(10**9)
 
 Feeds = Mapping[str, Array]
@@ -36,7 +36,7 @@ Feeds = Mapping[str, Array]
 
 @dataclass(frozen=True)
 class Failure:
-    """One wrong result or error: the seed of the graph, of its feeds, and what happened."""
+    """One wrong result or error: the seed of the graph, the seed of its feeds, and the message."""
 
     seed: int
     feeds: int
@@ -44,7 +44,7 @@ class Failure:
 
 
 def compile_graph(graph: Graph, target: str = "cpu") -> tuple[Program, Program]:
-    """The program for one thread and for two, which shares out even the smallest launch."""
+    """Compile the program for one thread and for two, which shares out even the smallest launch."""
     host = plan_graph(graph, target=target)
     host = replace(host, launches=tuple(replace(launch, work=SHARED_OUT) for launch in host.launches))
     artifact, _ = build_artifact(host, target)
@@ -52,7 +52,7 @@ def compile_graph(graph: Graph, target: str = "cpu") -> tuple[Program, Program]:
 
 
 def difference(graph: Graph, feeds: Feeds, outputs: Feeds, want: Feeds) -> str:
-    """What is wrong with the outputs, empty when nothing is."""
+    """Return the error in the outputs, or an empty string."""
     for name, expected in want.items():
         array = np.asarray(outputs[name])
         if array.shape != expected.shape or array.dtype != expected.dtype:
@@ -68,7 +68,7 @@ def difference(graph: Graph, feeds: Feeds, outputs: Feeds, want: Feeds) -> str:
 
 
 def _error(array: Array, expected: Array) -> tuple[float, float]:
-    """(largest difference, largest magnitude) of finite elements; infinite when others differ in kind."""
+    """Return (largest difference, largest magnitude) of finite elements; infinite if others differ in kind."""
     finite = np.isfinite(expected)
     same = array[~finite].astype(np.float64)
     if not np.array_equal(same, expected[~finite].astype(np.float64), equal_nan=True):
@@ -80,7 +80,7 @@ def _error(array: Array, expected: Array) -> tuple[float, float]:
 
 
 def _sensitivity(graph: Graph, feeds: Feeds, name: str, expected: Array) -> float:
-    """How far the reference moves when inputs move by one part in ten million."""
+    """Return the change of the reference if inputs move by one part in ten million."""
     numbers = np.random.default_rng(0)
 
     def moved(a: Array) -> Array:
@@ -93,7 +93,7 @@ def _sensitivity(graph: Graph, feeds: Feeds, name: str, expected: Array) -> floa
 
 
 def check(graphs: Sequence[Graph], feeds_of: Callable[[Graph, int], Feeds], count: int, target: str) -> list[Failure]:
-    """Compiles the graphs as one program and compares each at ``count`` sets of feeds. Graph names carry seeds."""
+    """Compile the graphs as one program and compare each at ``count`` sets of feeds. Graph names carry seeds."""
     one, two = compile_graph(union(graphs), target)
     failures: list[Failure] = []
     for k in range(count):
@@ -112,7 +112,7 @@ def check(graphs: Sequence[Graph], feeds_of: Callable[[Graph, int], Feeds], coun
 
 
 def attempt(graph: Graph, feeds_of: Callable[[Graph, int], Feeds], feeds: int, target: str) -> str:
-    """What goes wrong with one graph and one set of feeds, empty when nothing does; an exception counts."""
+    """Return the failure of one graph with one set of feeds, or an empty string; an exception counts as a failure."""
     try:
         verify_graph(graph)
         evaluate(graph, feeds_of(graph, feeds))
@@ -126,7 +126,7 @@ def attempt(graph: Graph, feeds_of: Callable[[Graph, int], Feeds], feeds: int, t
 
 
 def run_seeds(seeds: Sequence[int], target: str = "cpu", feeds: int = 4) -> list[Failure]:
-    """One batch. When it does not compile each graph is tried alone."""
+    """Run one batch. If it does not compile, each graph is tried alone."""
     graphs = [random_graph(s, f"s{s}_") for s in seeds]
     try:
         return check(graphs, random_feeds, feeds, target)
@@ -144,7 +144,7 @@ def run_seeds(seeds: Sequence[int], target: str = "cpu", feeds: int = 4) -> list
 
 
 def shrink(graph: Graph, fails: Callable[[Graph], bool], rounds: int = 60) -> Graph:
-    """A smaller graph that still fails: fewer outputs, nodes cut off by making their results inputs."""
+    """Return a smaller graph that still fails: fewer outputs, nodes cut off by turning their results into inputs."""
     again = True
     while again and rounds > 0:
         again = False
@@ -172,7 +172,7 @@ def _smaller(graph: Graph) -> list[Graph]:
 
 
 def only(graph: Graph, outputs: tuple[str, ...]) -> Graph:
-    """The part of the graph that the outputs need."""
+    """Return the part of the graph that the outputs need."""
     live, nodes = set(outputs), list[Node]()
     for n in reversed(graph.nodes):
         if n.output in live:
@@ -185,7 +185,7 @@ def only(graph: Graph, outputs: tuple[str, ...]) -> Graph:
 
 
 def text(graph: Graph) -> str:
-    """The graph for people."""
+    """Format the graph for people."""
 
     def typed(t: Tensor) -> str:
         return f"{t.name}: {t.dtype}[{', '.join(map(str, t.shape))}]"
@@ -201,7 +201,7 @@ def text(graph: Graph) -> str:
 
 
 def report(failure: Failure, target: str, shrinks: bool = True) -> str:
-    """The failure with its graph, shrunk when asked for."""
+    """Format the failure with its graph, shrunk on request."""
     graph = random_graph(failure.seed, f"s{failure.seed}_")
     if shrinks:
         graph = shrink(graph, lambda g: bool(attempt(g, random_feeds, failure.feeds, target)))
@@ -210,7 +210,7 @@ def report(failure: Failure, target: str, shrinks: bool = True) -> str:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """The command line."""
+    """Run the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("seeds", type=int, nargs="?", default=100)
     parser.add_argument("--first", type=int, default=0)

@@ -1,13 +1,13 @@
-"""Random layers (``random_layers``) as programs of a device, against ONNX Runtime.
+"""Run random layers (``random_layers``) as programs of a device, against ONNX Runtime.
 
 usage: python -m polydyn.testing.fuzz_layers [SEEDS] [--first N] [--family NAME ...] [--dtype NAME ...]
                                              [--target cuda:emulated] [--sm 90] [--forced 1]
 
-Each layer is compiled once in a type, and run at its shapes: all of them in turn, again (kept graphs), then as bound
-calls, on the emulation with warps in reverse order; results of one shape must have the same bits. Then the same with
-versions preferred in a random order, so that each is run wherever it may be. For the emulation kernels are built as for
-a device of the capability ``--sm``. What fails is printed with its seed.
-Exits with 1 when anything failed.
+Each layer is compiled once in a type, and run at its shapes: all of them one after another, repeated (cached graphs),
+then as bound calls, on the emulation with warps in reverse order; results of one shape must have the same bits. Then
+this is repeated with versions preferred in a random order, so that each runs whenever it is allowed. For the emulation,
+kernels are built as for a device of the capability ``--sm``. A failure is printed with its seed. Exits with 1 if
+anything failed.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ from polydyn.testing.random_layers import FAMILIES, random_layer
 
 BOUND = {"float32": 1e-4, "float16": 1e-2, "bfloat16": 6e-2}
 """Tolerated error of a layer, over the scale of its output, against ONNX Runtime in float32."""
-PREFERRED = (0, 4, 8, 12, 16, 20)
-"""Binary digits of the factors of estimates, by rank in a random order; the last one is that of all others."""
+RANK_FACTORS = (0, 4, 8, 12, 16, 20)
+"""Binary digits of the factors of estimates, by rank in a random order; the last one is for all other ranks."""
 REVERSE = "PDEMU_REVERSE"
 Arrays = Mapping[str, Array]
 Expected = tuple[Arrays, Arrays]
@@ -54,7 +54,7 @@ Expected = tuple[Arrays, Arrays]
 
 @dataclass(frozen=True)
 class Finding:
-    """What happened: ``wrong``, ``error`` (no name), or ``refused`` where ONNX Runtime runs."""
+    """A failure: ``wrong``, ``error`` (not a rejection by name), or ``refused`` although ONNX Runtime runs."""
 
     kind: str
     layer: str
@@ -65,7 +65,7 @@ class Finding:
 
 
 def references(layer: Layer) -> list[Expected]:
-    """For every shape inputs and ONNX Runtime's outputs; no outputs where it refuses the shape."""
+    """Return inputs and ONNX Runtime's outputs for every shape; no outputs if it rejects the shape."""
     options = ort.SessionOptions()
     options.intra_op_num_threads, options.log_severity_level = 1, 4
     if layer.exact:
@@ -74,7 +74,7 @@ def references(layer: Layer) -> list[Expected]:
     names = [o.name for o in session.get_outputs()]
     found: list[Expected] = []
     for k, shape in enumerate(layer.shapes):
-        given = {n: _held(a) for n, a in inputs_of(layer.model, shape, seed=k).items()}
+        given = {n: _round_to_all_types(a) for n, a in inputs_of(layer.model, shape, seed=k).items()}
         try:
             found.append((given, dict(zip(names, session.run(names, given), strict=True))))
         except Exception:  # ONNX Runtime's own classes
@@ -82,17 +82,17 @@ def references(layer: Layer) -> list[Expected]:
     return found
 
 
-def _held(a: Array) -> Array:
-    """Floats as every type holds them."""
+def _round_to_all_types(a: Array) -> Array:
+    """Round floats to values that every type holds."""
     return rounded(a, "bfloat16").astype(np.float32) if a.dtype == np.float32 else a
 
 
 def preferring(plan: HostPlan, seed: int) -> HostPlan:
-    """The plan with the versions of each launch preferred in a random order, almost whatever their estimates."""
+    """Return the plan with the versions of each launch preferred in a random order, nearly independent of estimates."""
     numbers = random.Random(f"{plan.name} {seed}")
 
     def ranked(c: Candidate, rank: int) -> Candidate:
-        factor = 1 << PREFERRED[min(rank, len(PREFERRED) - 1)]
+        factor = 1 << RANK_FACTORS[min(rank, len(RANK_FACTORS) - 1)]
         return c if c.block is None else replace(c, block=replace(c.block, factor=factor))
 
     launches = []
@@ -104,7 +104,7 @@ def preferring(plan: HostPlan, seed: int) -> HostPlan:
 
 
 def difference(got: Array, want: Array, bound: float) -> str:
-    """What is wrong with an output, empty when nothing is; a bound of 0 asks for equal numbers."""
+    """Return the error of an output, or an empty string; a bound of 0 requires equal numbers."""
     if got.shape != want.shape or got.dtype != want.dtype:
         return f"{got.dtype}{got.shape}, expected {want.dtype}{want.shape}"
     if want.dtype != np.float32 or not bound:
@@ -137,25 +137,25 @@ class Runs:
         self.program, self.dtype, self.bound = program, dtype, bound
         self.bits: dict[int, dict[str, bytes]] = {}
 
-    def feeds(self, given: Arrays) -> dict[str, Array]:
-        """The inputs in the program's type; those of bfloat16 are bits."""
+    def feeds(self, inputs: Arrays) -> dict[str, Array]:
+        """Return the inputs in the program's type; bfloat16 inputs are bits."""
         if self.dtype == "float32":
-            return dict(given)
-        cast = {n: rounded(a, self.dtype) for n, a in given.items()}
+            return dict(inputs)
+        cast = {n: rounded(a, self.dtype) for n, a in inputs.items()}
         return {n: a.view(np.uint16) if a.dtype == numpy_dtype("bfloat16") else a for n, a in cast.items()}
 
     def wide(self, a: Any, want: Array) -> Array:
-        """An output as float32 where the layer has that."""
+        """Return an output as float32 if the layer's output is float32."""
         found = np.asarray(a)
         return widened(found, self.dtype) if want.dtype == np.float32 and self.dtype != "float32" else found
 
-    def check(self, k: int, given: Arrays, want: Arrays, bound_call: bool = False) -> str:
-        """What is wrong with a call at shape number k, empty when nothing is."""
+    def check(self, k: int, inputs: Arrays, want: Arrays, bound_call: bool = False) -> str:
+        """Return the error of a call at shape number k, or an empty string."""
         if bound_call:
             with _reversed():
-                got = self.program.bind(self.feeds(given))()
+                got = self.program.bind(self.feeds(inputs))()
         else:
-            got = self.program.run(self.feeds(given))
+            got = self.program.run(self.feeds(inputs))
         bits = {n: np.asarray(a).tobytes() for n, a in got.items()}
         if k in self.bits:
             return "" if bits == self.bits[k] else "other bits than in the first call"
@@ -167,7 +167,7 @@ class Runs:
 
 
 def check(program: Program, layer: Layer, dtype: str, expected: Sequence[Expected], what: str) -> list[Finding]:
-    """Runs a program at every shape: in turn, again, and bound; a shape that fails is left out from then on."""
+    """Run a program at every shape: in sequence, repeated, and bound; a shape that fails is skipped from then on."""
     runs = Runs(program, dtype, 0.0 if layer.exact else BOUND[dtype])
     found: list[Finding] = []
     bad = set[int]()
@@ -183,10 +183,10 @@ def check(program: Program, layer: Layer, dtype: str, expected: Sequence[Expecte
     return found
 
 
-def _outcome(runs: Runs, k: int, given: Arrays, want: Arrays, bound: bool) -> tuple[str, str]:
-    """(kind, message) of a call, no message where it is right; where there is no reference it may be refused."""
+def _outcome(runs: Runs, k: int, inputs: Arrays, want: Arrays, bound: bool) -> tuple[str, str]:
+    """Return (kind, message) of a call; no message if it is right. A call without a reference may be rejected."""
     try:
-        return "wrong", runs.check(k, given, want, bound)
+        return "wrong", runs.check(k, inputs, want, bound)
     except PolydynError as e:
         kind = _kind(e)
         return kind, "" if kind == "refused" and not want else f"{type(e).__name__}: {e}"
@@ -199,7 +199,8 @@ def _kind(e: Exception) -> str:
 
 
 def run_layer(layer: Layer, dtype: str, target: str, forced: int) -> list[Finding]:
-    """What is wrong with a layer in a type: as estimates choose versions, then in so many random orders of them."""
+    """Return the failures of a layer in a type: with estimated choices, then with ``forced`` random orders of versions.
+    """
     try:
         expected = references(layer)
         model = in_halves(layer.model, dtype) if dtype in HALVES else layer.model
@@ -215,7 +216,7 @@ def run_layer(layer: Layer, dtype: str, target: str, forced: int) -> list[Findin
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """The command line."""
+    """Run the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("seeds", type=int, nargs="?", default=20)
     parser.add_argument("--first", type=int, default=0)
@@ -224,7 +225,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--target", default="cuda:emulated")
     parser.add_argument("--sm", type=int, default=90, choices=[*map(capability, ARCHITECTURES)],
                         help="compute capability of the emulated device")  # fmt: skip
-    parser.add_argument("--forced", type=int, default=1, help="random orders of versions, beside that of estimates")
+    parser.add_argument("--forced", type=int, default=1,
+                        help="random orders of versions, in addition to the estimates' order")  # fmt: skip
     args = parser.parse_args(argv)
     os.environ.setdefault("POLYDYN_LIBCUDA", "emulated")
     os.environ.setdefault("PDEMU_SM", str(args.sm))
@@ -234,7 +236,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def run_seeds(args: argparse.Namespace) -> int:
-    """All layers of the seeds; 1 if any failed."""
+    """Run all layers of the seeds; return 1 if any failed."""
     bad = 0
     for seed in range(args.first, args.first + args.seeds):
         for family in args.family:

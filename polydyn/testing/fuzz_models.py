@@ -1,16 +1,15 @@
-"""Random ONNX models (``random_onnx``) through the whole compiler, beside ONNX Runtime and onnx.reference.
+"""Run random ONNX models (``random_onnx``) through the whole compiler, against ONNX Runtime and onnx.reference.
 
 usage: python -m polydyn.testing.fuzz_models [SEEDS] [--first N] [--jobs 1] [--compile 3] [--plan 1]
                                              [--foreign 1] [--theme NAME] [--out FOLDER]
 
-Every model is imported and its graph evaluated after every pass; every ``--plan``-th model (0: none) gets its kernels
-as text, and its plan is interpreted; what every ``--foreign``-th of them decides about sizes, order and memory is
-decided again by sympy and networkx (``foreign/``); every ``--compile``-th model is compiled without optimisation and
-run at several sizes with one and with two threads.
-A model that fails is minimised and written to ``--out``, if that is given, with its inputs and a script; failures of
-one kind are minimised once. Models that no authority runs, calls that both refuse, answers in which the authorities
-differ or which rounding decides are counted.
-Exit code 1: a model gives wrong numbers, an error that is no refusal by name, or refuses every call.
+Every model is imported and its graph evaluated after every pass. For every ``--plan``-th model (0: none) kernels are
+made as text, and its plan is interpreted; for every ``--foreign``-th of them, decisions about sizes, order and memory
+are recomputed by sympy and networkx (``foreign/``). Every ``--compile``-th model is compiled without optimisation and
+run at several sizes with one and with two threads. A model that fails is minimised and, with ``--out``, written with
+its inputs and a script; failures of one kind are minimised once. Three kinds of models are only counted: models that
+no authority runs, calls that both reject, and answers in which the authorities differ or which rounding decides.
+Exit code 1: a model gives wrong numbers, an error that is not a rejection by name, or rejects every call.
 """
 
 from __future__ import annotations
@@ -39,12 +38,12 @@ from polydyn.testing.model_check import Call, Check, Depth, Finding, everything
 from polydyn.testing.random_onnx import THEMES, random_case, theme_of
 
 SECONDS = 300
-"""The longest that one model may take, with its minimisation."""
+"""Maximum seconds of one model, including its minimisation."""
 TRIES = 60
 MINIMISING = 20
 """Seconds for the minimisation of a model."""
 FRESH = 150
-"""Models after which a process is replaced by a new one, which has loaded no program yet."""
+"""Number of models after which a process is replaced by a new one, which has loaded no program yet."""
 SCRIPT = '''"""{message}"""
 import numpy as np, onnxruntime, polydyn
 feeds = dict(np.load("{name}.npz"))
@@ -55,7 +54,7 @@ print("polydyn", polydyn.compile("{name}.onnx").run(feeds))
 
 @dataclass
 class Result:
-    """What became of the model of a seed, for the process that prints."""
+    """The result of the model of a seed, for the process that prints."""
 
     seed: int
     name: str
@@ -63,14 +62,14 @@ class Result:
     finding: Finding | None = None
     refusal: str = ""
     nodes: tuple[str, ...] = ()
-    """Operators of the smallest model that fails so."""
+    """Operators of the smallest model that fails in this way."""
     files: str = ""
 
 
 def run_seed(
     seed: int, theme: str, depth: Depth, out: str, known: frozenset[tuple[str, ...]], foreign: bool = True
 ) -> Result:
-    """Makes, checks and, where it fails in a way that is not known, minimises the model of a seed."""
+    """Make and check the model of a seed; minimise it if it fails in an unknown way."""
     try:
         case = random_case(seed, theme)
     except Exception as e:  # the generator's own fault
@@ -88,13 +87,13 @@ def run_seed(
 
 
 def ask(seed: int, theme: str) -> None:
-    """Only the authorities run the model of a seed."""
+    """Run the model of a seed by the authorities only."""
     case = random_case(seed, theme)
     Check(case.model, list(case.feeds()), Depth.PASSES).ask()
 
 
 def minimised(case: Case, calls: Sequence[Call], finding: Finding) -> tuple[onnx.ModelProto, Call]:
-    """The smallest part of the model that fails so, with inputs for it: what the model computed there."""
+    """Return the smallest part of the model that fails in this way, with the values computed there as inputs."""
     known = everything(case.model, calls[finding.call][1])
     depth = {"program": Depth.PROGRAM, "two threads": Depth.PROGRAM, "plan": Depth.PLAN,
              "host plan": Depth.PLAN, "decided again": Depth.PLAN}.get(finding.stage, Depth.PASSES)  # fmt: skip
@@ -119,7 +118,7 @@ def minimised(case: Case, calls: Sequence[Call], finding: Finding) -> tuple[onnx
 
 
 def write(path: Path, model: onnx.ModelProto, call: Call, finding: Finding) -> str:
-    """Writes a failing model: the file, its inputs, a script that runs both. The path of the script."""
+    """Write a failing model, its inputs, and a script that runs both; return the path of the script."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.with_suffix(".onnx").write_bytes(model.SerializeToString())
     np.savez(path.with_suffix(".npz"), allow_pickle=False, **{n: np.asarray(a) for n, a in call[1].items()})
@@ -141,7 +140,7 @@ class Campaign:
         self.failures = 0
 
     def run(self) -> int:
-        """The exit code."""
+        """Run all seeds; return the exit code."""
         seeds = list(range(self.args.first, self.args.first + self.args.seeds))
         start = time.monotonic()
         for done, result in enumerate(self._results(seeds), 1):
@@ -165,7 +164,10 @@ class Campaign:
             rest = [s for s in rest if s not in self.seen]
 
     def _batch(self, pool: ProcessPoolExecutor, batch: Sequence[int]) -> Iterator[Result]:
-        """The results of one pool. A process that dies or hangs ends the pool; the seeds after it come again."""
+        """Yield the results of one pool.
+
+        A process that dies or hangs ends the pool; the seeds after it are run again.
+        """
         self.seen = set[int]()
         rest, running = iter(batch), deque[tuple[int, Future[Result]]]()
         while True:
@@ -184,7 +186,7 @@ class Campaign:
                 return
 
     def _died(self, seed: int, e: Exception) -> Result:
-        """A process that died or hung. If the authorities alone do so too, it is no finding."""
+        """Return the result for a process that died or hung. It is not a finding if the authorities alone also fail."""
         with ProcessPoolExecutor(1, get_context("spawn")) as pool:
             try:
                 self._ask(pool, seed)
@@ -200,7 +202,7 @@ class Campaign:
         return pool.submit(run_seed, seed, self.args.theme, self._depth(seed), self.args.out, known, again)
 
     def _depth(self, seed: int) -> Depth:
-        """How far the model of a seed goes."""
+        """Return the depth to which the model of a seed is checked."""
         rarely = (THEMES[self.args.theme] if self.args.theme else theme_of(seed)).rarely
         for every, depth in ((self.args.compile, Depth.PROGRAM), (self.args.plan, Depth.PLAN)):
             if every and seed % (every * rarely) == 0:
@@ -222,22 +224,22 @@ class Campaign:
 
 
 def _kind_of(refusal: str) -> str:
-    """A refusal without names of nodes and numbers."""
+    """Return a rejection without names of nodes and numbers."""
     first = refusal.splitlines()[0]
     return "".join("#" if c.isdigit() else c for c in first)[:110]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """The command line."""
+    """Run the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("seeds", type=int, nargs="?", default=100)
     parser.add_argument("--first", type=int, default=0)
     parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--compile", type=int, default=3, metavar="N", help="compile every N-th model; 0: none")
     parser.add_argument("--plan", type=int, default=1, metavar="N", help="plan every N-th model; 0: none")
-    parser.add_argument("--foreign", type=int, default=1, metavar="N", help="decide every N-th plan again; 0: none")
+    parser.add_argument("--foreign", type=int, default=1, metavar="N", help="recheck every N-th plan; 0: none")
     parser.add_argument("--theme", default="", choices=["", *THEMES])
-    parser.add_argument("--out", default="", help="folder for models that fail; none: they are not minimised")
+    parser.add_argument("--out", default="", help="folder for models that fail; without it they are not minimised")
     args = parser.parse_args(argv)
     with contextlib.ExitStack() as stack:
         if "POLYDYN_CACHE" not in os.environ:

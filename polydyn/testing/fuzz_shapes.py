@@ -1,13 +1,13 @@
-"""Random models of shape arithmetic (``polydyn/testing/random_models.py``) against ONNX Runtime, at sizes 0 to 128.
+"""Run random models of shape arithmetic (``polydyn/testing/random_models.py``) against ONNX Runtime, at sizes 0 to 128.
 
 usage: python -m polydyn.testing.fuzz_shapes [SEEDS] [--first N] [--feeds 6] [--verbose]
 
-Every shape, every computed size and every element must be what ONNX Runtime gives, or the call must be refused by a
-guard. What may happen besides, and is counted: ``model refused``: polydyn refuses the model by name; ``strict``: a
-guard refuses a call that ONNX Runtime runs, allowed where a note of the import says that two dims are taken to be
-equal, and for empty parts of a Concat, whose other dims ONNX Runtime does not compare; ``0 in a Reshape``: a computed
-size 0 is a size for polydyn, and copies the input's dim for ONNX Runtime; ``lenient``: ONNX Runtime does not reshape
-nothing to -1, nor split an axis into more parts than elements. Exit code 1 when a seed disagrees.
+Every shape, every computed size and every element must equal ONNX Runtime's, or a guard must reject the call. Four
+other outcomes are allowed and counted. ``model refused``: polydyn rejects the model by name. ``strict``: a guard
+rejects a call that ONNX Runtime runs; this is allowed if a note of the import equates two dims, and for empty parts of
+a Concat, whose other dims ONNX Runtime does not compare. ``0 in a Reshape``: a computed size 0 is a size for polydyn,
+and copies the input's dim for ONNX Runtime. ``lenient``: ONNX Runtime does not reshape an empty tensor to -1, nor split
+an axis into more parts than elements. Exit code 1: a seed disagrees.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ ort.set_default_logger_severity(4)
 
 @dataclass
 class Outcome:
-    """What became of one seed: calls by kind, and what is wrong."""
+    """The result of one seed: calls by kind, and errors."""
 
     calls: collections.Counter[str] = field(default_factory=collections.Counter)
     wrong: list[str] = field(default_factory=list)
@@ -42,7 +42,7 @@ class Outcome:
 
 
 def session(model: onnx.ModelProto) -> ort.InferenceSession:
-    """ONNX Runtime without optimisations, so that it computes what the model says."""
+    """Open ONNX Runtime without optimisations, so that it computes the model as written."""
     options = ort.SessionOptions()
     options.log_severity_level, options.intra_op_num_threads = 4, 1
     options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
@@ -50,7 +50,7 @@ def session(model: onnx.ModelProto) -> ort.InferenceSession:
 
 
 def check(model: onnx.ModelProto, seed: int, feeds: int) -> Outcome:
-    """One model at several sizes."""
+    """Check one model at several sizes."""
     out = Outcome()
     graph: Graph | None = None
     try:
@@ -95,7 +95,8 @@ def check(model: onnx.ModelProto, seed: int, feeds: int) -> Outcome:
             continue
         if expected is None:
             out.calls["lenient"] += 1
-            nothing = "Reshape" in why and any(a.size == 0 for a in outputs.values())  # -1 among sizes of nothing
+            # -1 among the sizes of an empty tensor
+            nothing = "Reshape" in why and any(a.size == 0 for a in outputs.values())
             harmless = nothing or "Invalid num_outputs" in why  # parts without elements
             (out.said if harmless else out.wrong).append(f"lenient at {_shapes(given)}: {why}")
             continue
@@ -107,7 +108,7 @@ def check(model: onnx.ModelProto, seed: int, feeds: int) -> Outcome:
 
 
 def _broken_guard(graph: Graph, feeds: dict[str, np.ndarray[Any, Any]]) -> str:
-    """The message of the first guard that these inputs break."""
+    """Return the message of the first guard that these inputs violate."""
     sizes = {s.symbol: feeds[s.input].shape[s.axis] for s in graph.sources}
     for g in graph.guards:
         a, b = g.left.evaluate(sizes), g.right.evaluate(sizes)
@@ -117,21 +118,21 @@ def _broken_guard(graph: Graph, feeds: dict[str, np.ndarray[Any, Any]]) -> str:
 
 
 def _may_be_strict(graph: Graph, message: str, arrays: dict[str, Any]) -> bool:
-    """A guard may refuse what ONNX Runtime runs where a note says so, or because of something empty."""
+    """Return whether a guard may reject a call that ONNX Runtime runs: a note says so, or something is empty."""
     noted = any(message.startswith(n.split(": ")[0]) for n in graph.notes)
     empty = any(a.size == 0 for a in arrays.values())
     return noted or (empty and ("in a Concat" in message or "reshaped" in message))
 
 
 def _follows(message: str, arrays: dict[str, Any]) -> bool:
-    """Two dims were taken to be equal before, or something is empty that ONNX Runtime leaves out of a Concat."""
+    """Return whether two dims were equated before, or a part of a Concat is empty, which ONNX Runtime ignores."""
     reasons = [line for line in message.split("\n") if "because" in line]
     guessed = any("broadcasts axis" in line or "is expanded" in line for line in reasons)
     return guessed or ("in a Concat" in message and any(a.size == 0 for a in arrays.values()))
 
 
 def _zero_in_a_reshape(model: onnx.ModelProto, values: dict[str, Any]) -> bool:
-    """A computed 0 in the shape of a Reshape: a size here, a dim to copy for ONNX Runtime."""
+    """Return whether the shape of a Reshape has a computed 0: a size here, a dim to copy for ONNX Runtime."""
     shapes = [values.get(n.input[1]) for n in model.graph.node if n.op_type == "Reshape"]
     return any((s == 0).any() for s in shapes if s is not None)
 
@@ -141,7 +142,7 @@ def _shapes(feeds: dict[str, np.ndarray[Any, Any]]) -> str:
 
 
 def _difference(outputs: dict[str, Any], expected: dict[str, Any], elements: bool) -> str:
-    """What differs. ``elements`` False: floats are not compared (ONNX Runtime scales positions in float32)."""
+    """Return the difference. ``elements`` False: floats are not compared (ONNX Runtime scales positions in float32)."""
     for name, w in expected.items():
         g = outputs[name]
         if g.shape != w.shape:
@@ -152,12 +153,12 @@ def _difference(outputs: dict[str, Any], expected: dict[str, Any], elements: boo
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """The command line."""
+    """Run the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("seeds", type=int, nargs="?", default=500)
     parser.add_argument("--first", type=int, default=0)
     parser.add_argument("--feeds", type=int, default=6)
-    parser.add_argument("--verbose", action="store_true", help="print what was refused, and why")
+    parser.add_argument("--verbose", action="store_true", help="print rejections and their reasons")
     args = parser.parse_args(argv)
     calls: collections.Counter[str] = collections.Counter()
     wrong = 0

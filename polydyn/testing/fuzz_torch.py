@@ -1,4 +1,4 @@
-"""``torch.compile`` with polydyn beside eager torch: functions of torch's own table, and random modules.
+"""Compare ``torch.compile`` with polydyn to eager torch: functions of torch's own table, and random modules.
 
 usage: python -m polydyn.testing.fuzz_torch [SEEDS] [--first N] [--jobs 1] [--compile 3] [--kind aten|modules|both]
                                             [--out FOLDER]
@@ -6,7 +6,7 @@ usage: python -m polydyn.testing.fuzz_torch [SEEDS] [--first N] [--jobs 1] [--co
 With ``both``, even seeds are functions (``torch_aten``), odd ones modules (``torch_modules``). Every ``--compile``-th
 case runs compiled kernels, the others the imported graph. Values, NaN, infinities, signs of zeros, types, shapes,
 strides, shared memory and inputs after the call are compared; float64 runs of eager torch give the bounds of rounding
-(``torch_reference``). A case is right, refused by name, different, or an error; cases that eager torch or torch's own
+(``torch_reference``). A case is right, rejected by name, different, or an error; cases that eager torch or torch's own
 capture does not run are counted. Exit code 1: a case is different or an error.
 """
 
@@ -35,7 +35,7 @@ FAULTS = ("different", "error")
 
 
 def run_seed(seed: int, kind: str, compile_kernels: bool, out: str = "") -> Result:
-    """What became of the case of a seed."""
+    """Run the case of a seed and return its result."""
     torch.set_num_threads(1)
     functions = kind == "aten" or (kind == "both" and seed % 2 == 0)
     number = seed // 2 if kind == "both" else seed
@@ -52,9 +52,9 @@ def run_seed(seed: int, kind: str, compile_kernels: bool, out: str = "") -> Resu
     return _result(seed, found, out)
 
 
-def _result(seed: int, found: Sequence[tuple[Case, Verdict]], out: str) -> Result:
-    result = Result(seed, f"{seed} {found[0][0].name}")
-    for case, v in found:
+def _result(seed: int, verdicts: Sequence[tuple[Case, Verdict]], out: str) -> Result:
+    result = Result(seed, f"{seed} {verdicts[0][0].name}")
+    for case, v in verdicts:
         result.counts += v.counts
         if v.kind in FAULTS:
             kind = "wrong" if v.kind == "different" else "error"
@@ -66,7 +66,7 @@ def _result(seed: int, found: Sequence[tuple[Case, Verdict]], out: str) -> Resul
                 result.finding = Finding(old.kind, old.stage, f"{old.message}; and {v.message}", old.call)
         if v.kind == "refused":
             result.refusal = v.message
-    kinds = {v.kind for _, v in found}
+    kinds = {v.kind for _, v in verdicts}
     best = next(k for k in (*FAULTS, "right", "refused", "torch fails", "eager refuses") if k in kinds)
     result.counts[f"cases: {best}"] += 1
     if out and result.finding is not None:
@@ -80,7 +80,7 @@ class TorchCampaign(Campaign):
     """The cases of many seeds."""
 
     def _ask(self, pool: ProcessPoolExecutor, seed: int) -> None:
-        """Eager torch runs in the same process, and does not die."""
+        """Do nothing: eager torch runs in the same process, and does not die."""
 
     def _submit(self, pool: ProcessPoolExecutor, seed: int) -> Future[Result]:
         compiled = bool(self.args.compile) and seed // 2 % self.args.compile == 0
@@ -88,7 +88,7 @@ class TorchCampaign(Campaign):
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """The command line."""
+    """Run the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("seeds", type=int, nargs="?", default=100)
     parser.add_argument("--first", type=int, default=0)

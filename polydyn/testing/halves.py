@@ -1,4 +1,4 @@
-"""Models in 16-bit floats, made from float32 ones."""
+"""Models in 16-bit floats, made from float32 models."""
 
 from __future__ import annotations
 
@@ -14,8 +14,9 @@ HALVES = {"float16": TensorProto.FLOAT16, "bfloat16": TensorProto.BFLOAT16}
 
 
 def in_halves(model: onnx.ModelProto, dtype: str) -> onnx.ModelProto:
-    """The model with all its float32 tensors, casts included, of a 16-bit type. Numbers beyond it become its largest
-    one; infinities stay.
+    """Return the model with all its float32 tensors, casts included, in a 16-bit type.
+
+    Numbers out of range become the type's largest number; infinities stay.
     """
     code = HALVES[dtype]
     made = onnx.ModelProto()
@@ -32,7 +33,7 @@ def in_halves(model: onnx.ModelProto, dtype: str) -> onnx.ModelProto:
             tensor(a.t)
         elif a.name == "to" and a.i == TensorProto.FLOAT:
             a.i = code
-        elif a.name in ("value_float", "value_floats"):  # of Constant
+        elif a.name in ("value_float", "value_floats"):  # attributes of Constant
             value = np.array(a.f if a.name == "value_float" else list(a.floats), np.float32)
             a.CopyFrom(helper.make_attribute("value", _narrow(value, "", dtype)))
     for v in (*made.graph.input, *made.graph.output, *made.graph.value_info):
@@ -48,10 +49,10 @@ def _narrow(a: Array, name: str, dtype: str) -> onnx.TensorProto:
 
 
 def rounded(x: Array, dtype: str) -> Array:
-    """The array in the type; integers as they are."""
+    """Return the array in the type; integers are unchanged."""
     return x.astype(numpy_dtype(dtype)) if x.dtype == np.float32 else x
 
 
 def widened(x: Array, dtype: str) -> Array:
-    """A program's array of the type (bfloat16 travels as its bits) in float32."""
+    """Convert a program's array of the type (bfloat16 is passed as bits) to float32."""
     return np.asarray(x.view(numpy_dtype(dtype)), np.float32)

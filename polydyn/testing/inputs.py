@@ -1,8 +1,8 @@
-"""Inputs for any model, and the shapes that the stored models are run at.
+"""Inputs for any model, and the shapes at which the stored models run.
 
-``feeds`` needs only the model: it finds which inputs are token ids and how large they may be by following them to the
-table they index. ``SHAPES`` holds eight assignments of symbols per model: (1, 1) or the smallest size that the
-architecture allows, primes, a batch above 1; masks always hold zeros where there is room.
+``feeds`` needs only the model: it finds token ids and their maximum by following inputs to the table that they index.
+``SHAPES`` holds eight assignments of symbols per model: (1, 1) or the smallest size that the architecture allows,
+primes, a batch above 1; masks always hold zeros if they are long enough.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ def _stored() -> dict[str, list[Shape]]:
 
 
 SHAPES = _stored()
-"""Model, its name without a word for its size -> shapes (``shapes.json``)."""
+"""Maps a model's name, without a word for its size, to shapes (``shapes.json``)."""
 
 
 def family(name: str) -> str:
-    """The key of SHAPES for a model's name, the name without a word for its size. KeyError when unknown."""
+    """Return the key of SHAPES for a model: its name without a word for its size. KeyError: unknown."""
     key = "_".join(p for p in name.split("_") if p not in ("tiny", "base", "small", "large"))
     if key not in SHAPES:
         raise KeyError(f"no shapes are stored for the model {name!r}; known: {', '.join(SHAPES)}")
@@ -43,28 +43,28 @@ def family(name: str) -> str:
 
 
 def shapes(name: str) -> list[Shape]:
-    """The eight shapes of a stored model."""
+    """Return the eight shapes of a stored model."""
     return SHAPES[family(name)]
 
 
 def model_inputs(model: onnx.ModelProto) -> list[onnx.ValueInfoProto]:
-    """The inputs a caller must give (initializers listed as inputs are not)."""
+    """Return the inputs that a caller must pass (without initializers that are listed as inputs)."""
     constants = {t.name for t in model.graph.initializer}
     return [v for v in model.graph.input if v.name not in constants]
 
 
 def symbols(model: onnx.ModelProto) -> list[str]:
-    """Names of the symbolic input dims, in order of first appearance."""
+    """Return the names of the symbolic input dims, in order of first appearance."""
     dims = [d.dim_param for v in model_inputs(model) for d in v.type.tensor_type.shape.dim]
     return list(dict.fromkeys(d for d in dims if d))
 
 
 def feeds(model: onnx.ModelProto, shape: Shape, seed: int = 0) -> dict[str, Array]:
-    """Arrays for every input of the model at ``shape`` (symbol -> size).
+    """Return arrays for every input of the model at ``shape``, which maps symbols to sizes.
 
-    Integer inputs named like masks hold ones and zeros (position 0 of each row is 1, so none is all zero; a row of
-    two or more has a zero), other integers are indices within the table they reach, floats are standard normal.
-    ValueError names a symbol that ``shape`` lacks.
+    Integer inputs named like masks hold ones and zeros (position 0 of each row is 1, so none is all zero; a row of two
+    or more has a zero), other integers are indices within the table they reach, floats are standard normal. ValueError
+    names a symbol that ``shape`` lacks.
     """
     rng = np.random.default_rng(seed)
     return {v.name: _array(model, v, shape, rng) for v in model_inputs(model)}
@@ -97,7 +97,7 @@ def _mask(dims: list[int], rng: np.random.Generator) -> Array:
 
 
 def _index_limit(model: onnx.ModelProto, name: str) -> int:
-    """The smallest table that the input indexes; 2 when none is found (token types and the like)."""
+    """Return the size of the smallest table that the input indexes; 2 if none is found (for example token types)."""
     sizes = {t.name: t.dims[0] for t in model.graph.initializer if t.dims}
     reached = list(_followers(model, name))
     tables = [n.input[0] for n in model.graph.node if n.op_type == "Gather" and n.input[1] in reached]
@@ -107,7 +107,7 @@ def _index_limit(model: onnx.ModelProto, name: str) -> int:
 
 
 def _followers(model: onnx.ModelProto, name: str) -> Iterator[str]:
-    """The tensor and those that hold the same integers in another shape."""
+    """Yield the tensor and tensors with the same integers in another shape."""
     same = {name}
     yield name
     for n in model.graph.node:

@@ -1,7 +1,7 @@
 """Small graphs that together need every kind of kernel: products, windows, rows, attention, sorting, tables, bytes.
 
-Each graph has several results of a kind, so that a target costs a handful of compilations. Tests compile them for
-every processor, and ``benchmarks.replay`` compares their kernels before and after a change.
+Each graph has several results of a kind, so that a target needs a handful of compilations. Tests compile them for every
+processor, and ``benchmarks.replay`` compares their kernels before and after a change.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ halves g, bfloat16 r, scales s.
 
 
 def constant(name: str) -> onnx.TensorProto:
-    """The constant that a name stands for."""
+    """Return the constant of a name."""
     r = np.random.default_rng(len(name))
     if name in ("first", "last", "three", "axis", "pixels"):
         value = np.array({"first": [0], "last": [-1], "three": [1], "axis": 1, "pixels": [2, 3]}[name])
@@ -106,7 +106,7 @@ def constant(name: str) -> onnx.TensorProto:
 
 @cache
 def graph(name: str) -> onnx.ModelProto:
-    """A graph of ``GRAPHS`` as a model."""
+    """Return a graph of ``GRAPHS`` as a model."""
     inputs, nodes = GRAPHS[name]
     outputs = ", ".join(f"float[] o{k}" for k in range(9) if f"o{k} " in nodes)
     text = f'<ir_version: 10, opset_import: ["" : 21]> g ({inputs}) => ({outputs}) {{ {nodes} }}'
@@ -119,11 +119,11 @@ def graph(name: str) -> onnx.ModelProto:
     return made
 
 
-def operands(made: onnx.ModelProto, sizes: dict[str, int]) -> dict[str, Any]:
-    """Random inputs of a model at the sizes of its symbols."""
+def operands(model: onnx.ModelProto, sizes: dict[str, int]) -> dict[str, Any]:
+    """Return random inputs of a model at the sizes of its symbols."""
     r = np.random.default_rng(0)
     given = {}
-    for i in made.graph.input:
+    for i in model.graph.input:
         t = i.type.tensor_type
         shape = [d.dim_value if d.HasField("dim_value") else sizes[d.dim_param] for d in t.shape.dim]
         dtype = {TensorProto.BFLOAT16: "bfloat16", TensorProto.FLOAT16: "float16"}.get(t.elem_type, "float32")

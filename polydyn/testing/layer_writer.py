@@ -1,4 +1,4 @@
-"""Writes a random ONNX model, and draws the sizes that its symbols are run at."""
+"""Writes a random ONNX model, and draws the sizes of its symbols."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from onnx import TensorProto, helper, numpy_helper
 from polydyn.schedules.expr import Array
 
 WORK = 1_000_000
-"""Multiply-adds of a layer at one shape, about."""
+"""Approximate maximum of multiply-adds of a layer at one shape."""
 MICROSOFT = "com.microsoft"
 Dims = Sequence[int | str]
 
 
 @dataclass(frozen=True)
 class Layer:
-    """A model and the sizes of its symbols to run it at; ``exact``: no rounding can make a difference."""
+    """A model and the sizes of its symbols to run it at; ``exact``: rounding cannot make a difference."""
 
     name: str
     model: onnx.ModelProto
@@ -33,7 +33,7 @@ class Layer:
 
 @dataclass
 class Writer:
-    """Grows one model. ``sizes``: those that a symbol may have; ``sums``: symbols that are sums of others."""
+    """Grows one model. ``sizes``: allowed sizes of a symbol; ``sums``: symbols that are sums of others."""
 
     seed: int
     nodes: list[onnx.NodeProto] = field(default_factory=list)
@@ -50,31 +50,31 @@ class Writer:
         self.numbers = np.random.default_rng(self.seed)
 
     def pick(self, *of: Any) -> Any:
-        """One of them."""
+        """Return one of the arguments."""
         return self.random.choice(of)
 
     def chance(self, p: float) -> bool:
-        """True in so many cases."""
+        """Return True with probability ``p``."""
         return self.random.random() < p
 
     def const(self, value: Any, dtype: Any = np.int64) -> str:
-        """A constant."""
+        """Add a constant."""
         name = f"k{len(self.constants)}"
         self.constants.append(numpy_helper.from_array(np.asarray(value, dtype), name))
         return name
 
     def floats(self, *shape: int, scale: float = 1.0, positive: bool = False) -> str:
-        """Random constants that every float type holds."""
+        """Add random constants that every float type holds."""
         a = self.numbers.standard_normal(shape) * scale
         return self.const(exact(np.abs(a) + 0.5 if positive else a), np.float32)
 
     def input(self, name: str, dims: Dims, kind: int = TensorProto.FLOAT) -> str:
-        """An input."""
+        """Add an input."""
         self.inputs[name] = (kind, dims)
         return name
 
     def add(self, op: str, *inputs: str, outputs: int = 1, **attributes: Any) -> str:
-        """A node; the name of its first output, others have ``_1`` and so on behind it."""
+        """Add a node and return the name of its first output; others have the suffixes ``_1`` and so on."""
         name = f"n{len(self.nodes)}"
         names = [name, *(f"{name}_{i}" for i in range(1, outputs))]
         domain = {"domain": attributes.pop("domain")} if "domain" in attributes else {}
@@ -82,7 +82,7 @@ class Writer:
         return name
 
     def shapes(self, count: int) -> tuple[Mapping[str, int], ...]:
-        """Sizes of all symbols; the first shapes are ordinary, of the others some have sizes of 0."""
+        """Return sizes of all symbols; the first shapes are ordinary, some of the others have sizes of 0."""
         found: list[dict[str, int]] = []
         for _ in range(50 * count):
             shape = {s: self.random.choice(of) for s, of in self.sizes.items()}
@@ -95,7 +95,7 @@ class Writer:
         return tuple(found)
 
     def layer(self, family: str, count: int, exact: bool = False) -> Layer:
-        """The model so far. In every fourth model one dim is a number, often 1."""
+        """Return the current model. In every fourth model one dim is a number, often 1."""
         free = [s for s in self.sizes if not any(s in parts for parts in self.sums.values())]
         if free and self.seed % 4 == 3:
             fixed = self.pick(*free)
@@ -115,7 +115,7 @@ class Writer:
     # -- parts that families share -----------------------------------------------------------------------------------
 
     def activation(self, x: str) -> str:
-        """Something element-wise."""
+        """Apply an element-wise operator."""
         alone = ("Relu", "HardSwish", "LeakyRelu", "Tanh", "Gelu")
         kind = self.pick(*alone, "clip", "tanh gelu", "silu", "scaled", "none")
         if kind in alone:
@@ -129,7 +129,7 @@ class Writer:
         return self.add("Mul", x, self.const(0.5, np.float32)) if kind == "scaled" else x
 
     def norm(self, x: str, width: int) -> str:
-        """A norm of the last axis."""
+        """Apply a norm of the last axis."""
         if self.chance(0.7):
             return self.add("LayerNormalization", x, self.floats(width), self.floats(width), axis=-1)
         mean = self.add("ReduceMean", self.add("Mul", x, x), self.const([-1]), keepdims=1)
@@ -138,5 +138,5 @@ class Writer:
 
 
 def exact(a: Any) -> Array:
-    """The nearest float32 that bfloat16, and nearly always float16, holds."""
+    """Return the nearest float32 that bfloat16, and nearly always float16, holds."""
     return np.asarray(np.asarray(a).astype(ml_dtypes.bfloat16), np.float32)

@@ -1,4 +1,4 @@
-"""The papers' GPUs, for simulations: machines that polydyn builds nothing for, or with other memory than its own."""
+"""The papers' GPUs, for simulations: machines without a polydyn target, or with other memory sizes."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ def _gpu(name: str, units: int, local: int, block: int, memory: float, tensor: f
 
 
 A100 = _gpu("A100", 108, 164 << 10, 163 << 10, 1.555e12, 312e12, 19.5e12)
-"""NVIDIA A100 as in TSCompiler and Vortex (Table 2): 108 multiprocessors."""
+"""NVIDIA A100 as in TSCompiler and Vortex (Table 2): 108 SMs."""
 
 V100 = _gpu("V100", 80, 96 << 10, 96 << 10, 0.9e12, 112e12, 15.7e12)
-"""NVIDIA V100 as in FTuner: 80 multiprocessors."""
+"""NVIDIA V100 as in FTuner: 80 SMs."""
 
 T4 = replace(_gpu("T4", 40, 64 << 10, 64 << 10, 0.32e12, 65e12, 8.1e12), unit_threads=1024, unit_blocks=16)
-"""NVIDIA T4 as in DietCode: 40 multiprocessors."""
+"""NVIDIA T4 as in DietCode: 40 SMs."""

@@ -1,4 +1,4 @@
-"""One model, compiled and run at several sizes with one and two threads, beside what ONNX says it computes."""
+"""Compile one model, run it at several sizes with one and two threads, and compare it with ONNX's definition."""
 
 from __future__ import annotations
 
@@ -39,21 +39,21 @@ REFUSALS = (UnsupportedError, ShapeError)
 SHARED_OUT = Index.of(10**9)
 NUDGES = 6
 REPEATS = 3
-"""Calls with two threads: a race is seen now and then."""
+"""Number of calls with two threads: a race shows only now and then."""
 
 
 class Depth(IntEnum):
-    """How far a model goes: to the passes over graph and groups, to kernels as text, or to a program that runs."""
+    """Depth of a check: passes over graph and groups, kernels as text, or a running program."""
 
     PASSES, PLAN, PROGRAM = range(3)
 
 
 @dataclass(frozen=True)
 class Finding:
-    """What is wrong with a model.
+    """A failure of a model.
 
-    ``kind``: ``wrong``, ``error`` (no refusal by name) or ``refuses`` (every call that an authority runs). ``stage``:
-    after which pass, or ``program``.
+    ``kind``: ``wrong``, ``error`` (not a rejection by name) or ``refuses`` (every call that an authority runs).
+    ``stage``: the pass before it, or ``program``.
     """
 
     kind: str
@@ -63,14 +63,14 @@ class Finding:
 
     @property
     def same(self) -> tuple[str, str]:
-        """What is equal for failures of one kind, whatever the model is called."""
+        """Key that is equal for failures of one kind, independent of the model's names."""
         head = self.message.split(":")[0] if self.kind == "error" else ""
         return f"{self.kind} {self.stage if self.kind == 'error' else ''}", head
 
 
 @dataclass
 class Outcome:
-    """What became of one model: counts by kind (models and calls), and what is wrong."""
+    """The result of one model: counts by kind (models and calls), and the failure."""
 
     counts: Counter[str] = field(default_factory=Counter)
     finding: Finding | None = None
@@ -79,7 +79,7 @@ class Outcome:
 
 @contextmanager
 def quick_build() -> Iterator[None]:
-    """Kernels are compiled without optimisation, and every launch is shared out among threads, however small."""
+    """Compile kernels without optimisation, and share out every launch among threads, however small."""
     flags = tuple("-O0" if f == "-O2" else f for f in build.FLAGS)
     plan = launches.host_plan
 
@@ -92,9 +92,9 @@ def quick_build() -> Iterator[None]:
 
 
 class Check:
-    """Checks a model; ``run`` does it. ``depth``: how far a model goes.
+    """Checks a model with ``run``. ``depth``: depth of the check.
 
-    ``foreign``: what is decided while plans are made is decided again by sympy and networkx.
+    ``foreign``: decisions made while planning are recomputed by sympy and networkx.
     """
 
     def __init__(
@@ -106,7 +106,7 @@ class Check:
         self.runtime: Runtime | None = None
 
     def run(self) -> Outcome:
-        """What became of the model."""
+        """Run the check and return the result."""
         self.ask()
         if not any(e is not None for e in self.expected):
             self.out.counts["no authority runs it"] += 1
@@ -118,14 +118,14 @@ class Check:
                 self._refused(e)
                 return self.out
             except Exception as e:
-                self.found("error", part.__name__.strip("_"), f"{type(e).__name__}: {e}")
+                self.record_finding("error", part.__name__.strip("_"), f"{type(e).__name__}: {e}")
             if self.out.finding is not None:
                 return self.out
         self.out.counts["models right"] += 1
         return self.out
 
-    def found(self, kind: str, stage: str, message: str, call: int = 0) -> None:
-        """Notes the first thing that is wrong."""
+    def record_finding(self, kind: str, stage: str, message: str, call: int = 0) -> None:
+        """Record the first failure."""
         if self.out.finding is None:
             self.out.finding = Finding(kind, stage, message, call)
 
@@ -134,7 +134,7 @@ class Check:
         self.out.refusal = f"{type(e).__name__}: {e}"
 
     def ask(self) -> None:
-        """What ONNX Runtime says, None where it refuses the call."""
+        """Compute ONNX Runtime's results, None for calls that it rejects."""
         try:
             self.runtime = Runtime(self.model)
         except Refused:
@@ -148,7 +148,7 @@ class Check:
     # -- stages ------------------------------------------------------------------------------------------------------
 
     def _passes(self) -> None:
-        """The graph after every pass, by the reference."""
+        """Evaluate the graph after every pass, by the reference."""
         graph = import_parts(self.model)
         if graph.steps:  # several parts: only as a program
             self.out.counts["models of several parts"] += 1
@@ -166,17 +166,19 @@ class Check:
                     message = str(e)
                     continue
                 except PolydynError as e:  # a subscript that the authority accepts
-                    self.found("error", stage.name, f"{type(e).__name__}: {e}", k)
+                    self.record_finding("error", stage.name, f"{type(e).__name__}: {e}", k)
                     return
                 if not self._agrees(got, k, stage.name):
                     return
             if stage.name == "import" and refused and refused == sum(e is not None for e in self.expected):
-                self.found("refuses", stage.name, message)
+                self.record_finding("refuses", stage.name, message)
                 return
 
     def _plan(self) -> None:
-        """Everything that needs no C compiler: plans, decided again, and interpreted at the first and last sizes."""
-        # Here, since `benchmarks.detection` runs these fuzzers on revisions whose plans have other forms.
+        """Run all stages without a C compiler: plans, recomputed decisions, and interpretation at the first and last
+        sizes.
+        """
+        # Imported here because `benchmarks.detection` runs these fuzzers on revisions whose plans have other forms.
         from polydyn.testing.foreign.arithmetic import checked
         from polydyn.testing.foreign.expressions import ForeignError
         from polydyn.testing.foreign.plans import check_planned_again
@@ -190,13 +192,13 @@ class Check:
             for planned in programs.plans if self.foreign else ():
                 check_planned_again(planned)
         except ForeignError as e:
-            self.found("wrong", "decided again", str(e))
+            self.record_finding("wrong", "decided again", str(e))
             return
         for faulty in check_programs(programs, dims_of(self.model), sizes):
-            self.found("wrong", "host plan", str(faulty))
+            self.record_finding("wrong", "host plan", str(faulty))
 
     def _program(self) -> None:
-        """The compiled program: with one thread, and with two, several times."""
+        """Run the compiled program: with one thread, and with two, several times."""
         with quick_build():
             artifact, _ = compile_artifact(self.model)
             one, two = open_program(artifact, threads=1), open_program(artifact, threads=2)
@@ -220,13 +222,13 @@ class Check:
                 again = two.run(dict(feeds))
                 for name, a in first.items():
                     if np.asarray(a).tobytes() != np.asarray(again[name]).tobytes():
-                        self.found("wrong", "two threads", f"{name} has other bits with two threads", k)
+                        self.record_finding("wrong", "two threads", f"{name} has other bits with two threads", k)
                         return
         if refused and refused == sum(e is not None for e in self.expected):
-            self.found("refuses", "program", message)
+            self.record_finding("refuses", "program", message)
 
     def _may_refuse(self, call: int) -> int:
-        """1: an authority runs a call that is refused; 0: none, or ONNX Runtime runs what ONNX does not allow."""
+        """Return 1 if a rejected call is legal and an authority runs it, else 0."""
         if self.expected[call] is not None and goes_beyond(self.model, everything(self.model, self.calls[call][1])):
             self.out.counts["calls beyond ONNX"] += 1
             self.expected[call] = None
@@ -235,7 +237,7 @@ class Check:
     # -- comparing ---------------------------------------------------------------------------------------------------
 
     def _agrees(self, got: Mapping[str, Any], call: int, stage: str) -> bool:
-        """Whether an answer is right; whether it counts as wrong, where it is not, is asked once more."""
+        """Return whether an answer is right; if not, check again whether it counts as wrong."""
         want = self.expected[call]
         assert want is not None
         arrays = {n: np.asarray(a) for n, a in got.items()}
@@ -272,11 +274,11 @@ class Check:
             self.out.counts["calls with a computed 0 in a Reshape"] += 1
             self.expected[call] = None
             return True
-        self.found("wrong", stage, message, call)
+        self.record_finding("wrong", stage, message, call)
         return False
 
     def _sensitive(self, got: Arrays, call: int) -> bool:
-        """Whether the authority itself moves about as far when its inputs move by a rounding error."""
+        """Return whether the authority itself moves about as far if its inputs move by a rounding error."""
         want, feeds = self.expected[call], self.calls[call][1]
         assert want is not None and self.runtime is not None
         off = {n: distance(got[n], w) for n, w in want.items() if n in got and difference({n: got[n]}, {n: w})}
@@ -293,7 +295,7 @@ class Check:
 
 
 def everything(model: onnx.ModelProto, feeds: Arrays) -> dict[str, Array]:
-    """All tensors of a call that the authority computes outside of bodies; only the inputs where it refuses that."""
+    """Return all tensors of a call that the authority computes outside of bodies, or only inputs if it rejects that."""
     whole = onnx.ModelProto()
     whole.CopyFrom(model)
     there = {o.name for o in whole.graph.output}
@@ -306,7 +308,7 @@ def everything(model: onnx.ModelProto, feeds: Arrays) -> dict[str, Array]:
 
 
 def overflows(got: Arrays, want: Arrays) -> bool:
-    """Whether outputs differ only in integers that the authority has at an end of their type: ONNX leaves that open."""
+    """Return whether outputs differ only in integers at an end of the authority's type: ONNX leaves that open."""
     for name, w in want.items():
         if name in got and not difference({name: got[name]}, {name: w}):
             continue
@@ -319,9 +321,10 @@ def overflows(got: Arrays, want: Arrays) -> bool:
 
 
 def _computed_zero(model: onnx.ModelProto, feeds: Arrays) -> bool:
-    """Whether a Reshape gets a computed 0: a size here, a dim to copy for ONNX Runtime (docs/adr/0008-sizes.md)."""
+    """Return whether a Reshape has a computed 0: a size here, a dim to copy for ONNX Runtime (docs/adr/0008-sizes.md).
+    """
     shapes = [n.input[1] for n in model.graph.node if n.op_type == "Reshape" and len(n.input) > 1]
     if not shapes:
         return False
-    found = everything(model, feeds)
-    return any((found[s] == 0).any() for s in shapes if s in found)
+    record_finding = everything(model, feeds)
+    return any((record_finding[s] == 0).any() for s in shapes if s in record_finding)

@@ -26,7 +26,7 @@ def model(
     constants: Mapping[str, Array] | None = None,
     **metadata: str,
 ) -> onnx.ModelProto:
-    """A model whose output ``y`` comes from the last node; inputs are float32 of the dims unless given whole."""
+    """Build a model whose output ``y`` is the last node's; inputs are float32 of the dims unless passed as whole."""
     values = [
         v if isinstance(v, onnx.ValueInfoProto) else helper.make_tensor_value_info(n, TensorProto.FLOAT, list(v))
         for n, v in inputs.items()
@@ -40,10 +40,10 @@ def model(
     return result
 
 
-def save(made: onnx.ModelProto, folder: Path) -> Path:
-    """Writes ``<name>.onnx`` and returns its path."""
-    path = folder / f"{made.graph.name}.onnx"
-    onnx.save_model(made, str(path))
+def save(proto: onnx.ModelProto, folder: Path) -> Path:
+    """Write ``<name>.onnx`` and return its path."""
+    path = folder / f"{proto.graph.name}.onnx"
+    onnx.save_model(proto, str(path))
     return path
 
 
@@ -54,19 +54,19 @@ def _weight(rows: int, columns: int, seed: int = 0) -> Array:
 
 
 def gemm(n: int, k: int) -> onnx.ModelProto:
-    """y[M, n] = x[M, k] @ constant."""
+    """Build y[M, n] = x[M, k] @ constant."""
     nodes = [helper.make_node("MatMul", ["x", "w"], ["y"])]
     return model(f"gemm_n{n}_k{k}", nodes, {"x": ["M", k]}, {"w": _weight(k, n)})
 
 
 def batched_gemm() -> onnx.ModelProto:
-    """y[B, M, N] = a[B, M, K] @ b[B, K, N], every size symbolic."""
+    """Build y[B, M, N] = a[B, M, K] @ b[B, K, N], every size symbolic."""
     inputs: dict[str, Dims] = {"a": ["B", "M", "K"], "b": ["B", "K", "N"]}
     return model("batched_gemm", [helper.make_node("MatMul", ["a", "b"], ["y"])], inputs)
 
 
 def linears(count: int = 24, narrow: int = 768, wide: int = 3072) -> onnx.ModelProto:
-    """A chain of ``count`` products x -> wide -> narrow -> ...: more weights than any cache holds."""
+    """Build a chain of ``count`` products x -> wide -> narrow -> ...: more weights than any cache holds."""
     sizes = [(narrow, wide), (wide, narrow)]
     constants = {f"w{i}": _weight(*sizes[i % 2], seed=i) for i in range(count)}
     names = ["x", *(f"h{i}" for i in range(1, count)), "y"]
@@ -75,7 +75,7 @@ def linears(count: int = 24, narrow: int = 768, wide: int = 3072) -> onnx.ModelP
 
 
 def layer_norm(width: int) -> onnx.ModelProto:
-    """LayerNormalization over the last axis of x[R, width], scale and bias constant."""
+    """Build LayerNormalization over the last axis of x[R, width], scale and bias constant."""
     r = np.random.default_rng(0)
     constants = {n: r.standard_normal(width, np.float32) for n in ("scale", "bias")}
     node = helper.make_node("LayerNormalization", ["x", "scale", "bias"], ["y"], axis=-1)
@@ -83,17 +83,17 @@ def layer_norm(width: int) -> onnx.ModelProto:
 
 
 def unary(operator: str, dims: Dims, **attributes: Any) -> onnx.ModelProto:
-    """One operator of one input."""
+    """Build one operator of one input."""
     return model(operator.lower(), [helper.make_node(operator, ["x"], ["y"], **attributes)], {"x": dims})
 
 
 def binary(operator: str, a: Dims, b: Dims, name: str) -> onnx.ModelProto:
-    """One element-wise operator of two inputs, broadcast as their dims say."""
+    """Build one element-wise operator of two inputs, broadcast according to their dims."""
     return model(name, [helper.make_node(operator, ["a", "b"], ["y"])], {"a": a, "b": b})
 
 
 def transpose(dims: Dims, perm: Sequence[int], name: str) -> onnx.ModelProto:
-    """A copy in another order of axes."""
+    """Build a copy in another order of axes."""
     return model(name, [helper.make_node("Transpose", ["x"], ["y"], perm=list(perm))], {"x": dims})
 
 
@@ -104,7 +104,10 @@ def _attention_inputs(heads: int, depth: int, mask: int) -> dict[str, Dims | onn
 
 
 def attention(heads: int = 12, depth: int = 64) -> onnx.ModelProto:
-    """Attention as exporters write it: q, k, v [B, L, heads*depth] and an int64 mask [B, L] -> [B, L, heads*depth]."""
+    """Build attention as exporters write it.
+
+    Inputs are q, k, v [B, L, heads*depth] and an int64 mask [B, L]; the output is [B, L, heads*depth].
+    """
 
     def node(operator: str, inputs: Sequence[str], output: str, **attributes: Any) -> onnx.NodeProto:
         return helper.make_node(operator, list(inputs), [output], **attributes)
@@ -142,7 +145,7 @@ def attention(heads: int = 12, depth: int = 64) -> onnx.ModelProto:
 
 
 def fused_attention(heads: int = 12, depth: int = 64) -> onnx.ModelProto:
-    """The same by ONNX Runtime's own MultiHeadAttention; the mask is int32."""
+    """Build ``attention`` with ONNX Runtime's own MultiHeadAttention; the mask is int32."""
     inputs = _attention_inputs(heads, depth, TensorProto.INT32)
     names = ["q", "k", "v", "", "attention_mask"]
     node = helper.make_node("MultiHeadAttention", names, ["y"], domain="com.microsoft", num_heads=heads)
@@ -150,7 +153,7 @@ def fused_attention(heads: int = 12, depth: int = 64) -> onnx.ModelProto:
 
 
 def image_dims(axes: int) -> tuple[str, ...]:
-    """The symbolic sizes of images with so many axes of pixels: N, then those of pixels."""
+    """Return the symbolic sizes of images with ``axes`` axes of pixels: N, then the pixel axes."""
     return ("N", *"DHW"[3 - axes :])
 
 
@@ -164,8 +167,10 @@ def convolution(
     pads: Sequence[int],
     group: int = 1,
 ) -> onnx.ModelProto:
-    """A ``Conv`` or ``ConvTranspose`` with a bias, ``MaxPool`` or ``AveragePool`` of x[N, channels, pixels..], or a
-    ``Block`` of ``outputs`` channels inside (``inverted_residual``). ``pads``: on both sides of each axis.
+    """Build a convolution, pooling or block of x[N, channels, pixels..].
+
+    ``operator``: a ``Conv`` or ``ConvTranspose`` with a bias, ``MaxPool``, ``AveragePool``, or a ``Block`` with
+    ``outputs`` channels inside (``inverted_residual``). ``pads``: on both sides of each axis.
     """
     if operator == "Block":
         return inverted_residual(channels, outputs, kernel[0], strides[0])
@@ -186,7 +191,7 @@ def convolution(
 
 
 def inverted_residual(narrow: int, wide: int, kernel: int, stride: int = 1) -> onnx.ModelProto:
-    """MobileNet's block of x[N, narrow, H, W]: a 1x1 convolution, a depthwise one, a 1x1 convolution."""
+    """Build MobileNet's block of x[N, narrow, H, W]: a 1x1 convolution, a depthwise one, a 1x1 convolution."""
     shape: dict[str, Any] = {"kernel_shape": [kernel] * 2, "strides": [stride] * 2, "pads": [kernel // 2] * 4}
     nodes = [
         helper.make_node("Conv", ["x", "w0"], ["a"]),
@@ -201,16 +206,16 @@ def inverted_residual(narrow: int, wide: int, kernel: int, stride: int = 1) -> o
 
 
 def _taps(channels: int, kernel: int, suffix: str) -> dict[str, Array]:
-    """Weights ``w`` of a depthwise convolution, and its bias ``b<suffix>``."""
+    """Return weights ``w`` of a depthwise convolution, and its bias ``b<suffix>``."""
     r = np.random.default_rng(0)
     taps = r.standard_normal((channels, 1, kernel, kernel), np.float32) / kernel
     return {"w": taps.astype(np.float32), f"b{suffix}": r.standard_normal(channels, np.float32)}
 
 
 def dynamic_linear(n: int, k: int, zero: int = 0) -> onnx.ModelProto:
-    """y[M, n] = x[M, k] @ constant + constant, as dynamic quantization to 8 bits writes it.
+    """Build y[M, n] = x[M, k] @ constant + constant, as dynamic quantization to 8 bits writes it.
 
-    ``zero``: the zero point of weights of uint8; 0: they are int8.
+    ``zero``: the zero point of uint8 weights; with 0 the weights are int8.
     """
     node = helper.make_node
     nodes = [
@@ -233,8 +238,9 @@ def dynamic_linear(n: int, k: int, zero: int = 0) -> onnx.ModelProto:
 
 
 def linear_of_nibbles(n: int, k: int, block: int = 32, accuracy: int = 0) -> onnx.ModelProto:
-    """y[M, n] = x[M, k] @ constant of 4 bits, a scale for each ``block`` steps (MatMulNBits). ``accuracy``: ONNX
-    Runtime's level, 4 for sums of bytes.
+    """Build y[M, n] = x[M, k] @ 4-bit constant, with a scale for each ``block`` steps (MatMulNBits).
+
+    ``accuracy``: ONNX Runtime's level, 4 for sums of bytes.
     """
     r = np.random.default_rng(0)
     packed = r.integers(0, 256, (n, k // block, block // 2)).astype(np.uint8)

@@ -1,4 +1,4 @@
-"""What random models are made of: structures of a few nodes that exported models have (``random_onnx``)."""
+"""Building blocks of random models: structures of a few nodes that exported models have (``random_onnx``)."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ END = 2**31 - 1
 
 
 def unary(b: Draft, t: str = "") -> str:
-    """An element-wise operator."""
+    """Add an element-wise operator."""
     t = t or b.pick()
     op = b.random.choice(["Relu", "Sigmoid", "Tanh", "Neg", "Abs", "Mul", "Add", "Exp", "Erf", "Softplus", "Clip"])
     if op in ("Mul", "Add"):
@@ -28,7 +28,7 @@ def unary(b: Draft, t: str = "") -> str:
 
 
 def binary(b: Draft) -> None:
-    """Two tensors that fit, or broadcast."""
+    """Combine two tensors that fit, or broadcast."""
     a = b.pick()
     c = b.pick(lambda s: b.shape(s) == b.shape(a)) if b.random.random() < 0.6 else b.pick()
     if b.random.random() < 0.9:
@@ -38,7 +38,7 @@ def binary(b: Draft) -> None:
 
 
 def cut(b: Draft, t: str = "", axis: int = -1, low: int = 0, high: int = END, step: int = 1) -> str:
-    """A slice, as input or attributes."""
+    """Add a slice, with bounds as inputs or attributes."""
     if not t:
         t = b.pick(lambda s: b.rank(s) > 0)
         axis = b.fixed_axis(t) if b.random.random() < 0.6 else b.axis(t)
@@ -54,14 +54,14 @@ def cut(b: Draft, t: str = "", axis: int = -1, low: int = 0, high: int = END, st
 
 
 def split(b: Draft, t: str, axis: int, sizes: Sequence[int]) -> list[str]:
-    """Split, as input or attribute."""
+    """Add a Split, with sizes as input or attribute."""
     if b.opset < 13:
         return b.add_all("Split", [t], len(sizes), axis=axis, split=list(sizes))
     return b.add_all("Split", [t, b.ints(*sizes)], len(sizes), axis=axis)
 
 
 def parts(b: Draft, t: str = "") -> tuple[list[str], int]:
-    """The parts of a tensor along a fixed axis."""
+    """Return the parts of a tensor along a fixed axis."""
     t = t or b.pick(lambda s: any((b.fixed(s, a) or 0) > 1 for a in range(b.rank(s))))
     axis = b.fixed_axis(t, 2)
     n = b.fixed(t, axis) or 0
@@ -74,14 +74,14 @@ def parts(b: Draft, t: str = "") -> tuple[list[str], int]:
 
 
 def join(b: Draft, tensors: Sequence[str], axis: int) -> str:
-    """A concatenation, perhaps an output."""
+    """Add a concatenation, perhaps an output."""
     t = b.add("Concat", tensors, axis=axis)
     b.extra.append(t)
     return t
 
 
 def taken_apart(b: Draft) -> None:
-    """The parts of a tensor put together again, some changed, perhaps in another order: RGB to BGR, YOLO's heads."""
+    """Join the parts of a tensor again, some changed, perhaps in another order: RGB to BGR, YOLO's heads."""
     t = unary(b) if b.random.random() < 0.4 else ""
     found, axis = parts(b, t)
     found = [unary(b, x) if b.random.random() < 0.5 else x for x in found]
@@ -91,7 +91,7 @@ def taken_apart(b: Draft) -> None:
 
 
 def cuts_joined(b: Draft) -> None:
-    """Slices of one tensor joined, some changed."""
+    """Join slices of one tensor, some changed."""
     t = b.pick(lambda s: any((b.fixed(s, a) or 0) > 2 for a in range(b.rank(s))))
     axis = b.fixed_axis(t, 3)
     n, found = b.fixed(t, axis) or 0, []
@@ -103,7 +103,7 @@ def cuts_joined(b: Draft) -> None:
 
 
 def concat(b: Draft) -> None:
-    """Any tensors that fit."""
+    """Concatenate any tensors that fit."""
     t = b.pick(lambda s: b.rank(s) > 0)
     axis = b.axis(t)
     s = b.shape(t)
@@ -118,7 +118,7 @@ def concat(b: Draft) -> None:
 
 
 def focus(b: Draft) -> None:
-    """Every second pixel, four times, joined: YOLO's Focus."""
+    """Join every second pixel, four times: YOLO's Focus."""
     t = b.pick(lambda s: b.rank(s) == 4)
     if b.opset < 10:
         raise Rejected("steps came with opset 10")
@@ -128,7 +128,7 @@ def focus(b: Draft) -> None:
 
 
 def roll(b: Draft, t: str = "", axes: Sequence[int] = ()) -> str:
-    """Slices change places along one axis or two."""
+    """Exchange slices along one axis or two."""
     t = t or b.pick(lambda s: b.rank(s) > 0)
     for axis in axes or [b.axis(t) for _ in range(b.random.choice([1, 1, 2]))]:
         by = b.random.choice([1, 2, -1, max(1, min(b.shape(t)[axis]) // 2)])
@@ -137,7 +137,7 @@ def roll(b: Draft, t: str = "", axes: Sequence[int] = ()) -> str:
 
 
 def windows(b: Draft) -> None:
-    """A map, perhaps rolled, cut into windows, and a product or an attention of each: Swin."""
+    """Cut a map, perhaps rolled, into windows, and apply a product or an attention to each: Swin."""
     c = b.random.choice([4, 8])
     side, w = b.random.choice([(8, 4), (4, 2), (6, 3), (8, 2)])
     x = b.input(["N", side, side, c])
@@ -154,13 +154,13 @@ def windows(b: Draft) -> None:
 
 
 def transpose(b: Draft) -> None:
-    """Some order of axes."""
+    """Transpose to some order of axes."""
     t = b.pick(lambda s: b.rank(s) > 1)
     b.add("Transpose", [t], perm=b.random.sample(range(b.rank(t)), b.rank(t)))
 
 
 def reshape(b: Draft) -> None:
-    """Views: merged, split, flattened, with axes of one element."""
+    """Add views: merged, split, flattened, with axes of one element."""
     t = b.pick(lambda s: b.rank(s) > 0)
     n, form = b.rank(t), b.random.choice(["merge", "flat", "split", "one", "squeeze", "flatten", "halves"])
     sizes = [b.fixed(t, a) for a in range(n)]

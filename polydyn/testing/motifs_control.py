@@ -19,7 +19,7 @@ KINDS = {"float32": TensorProto.FLOAT, "float64": TensorProto.DOUBLE, "float16":
 def body(
     name: str, nodes: Sequence[onnx.NodeProto], inputs: Sequence[tuple[str, int]], outputs: Sequence[tuple[str, int]]
 ) -> onnx.GraphProto:
-    """A body; inputs and outputs are (name, type) of unknown rank."""
+    """Build a body; inputs and outputs are (name, type) of unknown rank."""
 
     def info(x: Sequence[tuple[str, int]]) -> list[onnx.ValueInfoProto]:
         single = (TensorProto.BOOL, TensorProto.INT64)
@@ -29,7 +29,7 @@ def body(
 
 
 def _size(b: Draft, t: str = "", axis: int = -1) -> str:
-    """A scalar: the size of an axis."""
+    """Return a scalar: the size of an axis."""
     t = t or b.pick(lambda s: b.rank(s) > 0, None)
     axis = b.axis(t) if axis < 0 else axis
     return b.add("Gather", [b.add("Shape", [t]), b.const(np.int64(axis))])
@@ -44,7 +44,7 @@ def _vector(b: Draft, scalars: list[str]) -> str:
 
 
 def computed(b: Draft) -> str:
-    """A scalar computed from sizes, with minima and maxima among others."""
+    """Return a scalar computed from sizes, with minima and maxima among others."""
     x = _size(b)
     for _ in range(b.random.choice([1, 1, 2])):
         kind = b.random.choice(["Min", "Max", "Add", "Sub", "Mul", "Div", "Mod"])
@@ -58,7 +58,7 @@ def computed(b: Draft) -> str:
 
 
 def sized_slice(b: Draft) -> None:
-    """A slice up to a computed size, or from there, and something that reads it."""
+    """Add a slice up to a computed size, or from there, and a reader of it."""
     t = b.pick(lambda s: b.rank(s) > 0 and b.opset > 9)
     axis = b.axis(t)
     at = b.add("Reshape", [computed(b), b.ints(1)])
@@ -71,7 +71,7 @@ def sized_slice(b: Draft) -> None:
 
 
 def sized_made(b: Draft) -> None:
-    """Range, Expand, ConstantOfShape, Tile of computed sizes."""
+    """Add Range, Expand, ConstantOfShape, Tile of computed sizes."""
     kind = b.random.choice(["Range", "Expand", "ConstantOfShape", "Tile", "Pad"])
     if kind == "Range" and b.opset > 10:
         r = b.add("Range", [b.const(np.int64(0)), computed(b), b.const(np.int64(b.random.choice([1, 1, 2])))])
@@ -96,7 +96,7 @@ def sized_made(b: Draft) -> None:
 
 
 def sized_reshape(b: Draft) -> None:
-    """A reshape to sizes that the model computes: merged or split by a division."""
+    """Reshape to sizes that the model computes: merged or split by a division."""
     t = b.pick(lambda s: b.rank(s) > 1)
     n = b.rank(t)
     sizes = [_size(b, t, a) for a in range(n)]
@@ -111,7 +111,7 @@ def sized_reshape(b: Draft) -> None:
 
 
 def flat_index(b: Draft) -> None:
-    """A map flattened and read again at b * T + t."""
+    """Flatten a map and read it again at b * T + t."""
     t = b.pick(lambda s: b.rank(s) == 2 and b.opset > 10)
     zero, one = b.const(np.int64(0)), b.const(np.int64(1))
     rows, columns = _size(b, t, 0), _size(b, t, 1)
@@ -124,7 +124,7 @@ def flat_index(b: Draft) -> None:
 
 
 def branch(b: Draft) -> None:
-    """If, on data or on a size."""
+    """Add an If, on data or on a size."""
     t = b.pick()
     kind = KINDS[b.kind]
     if b.random.random() < 0.5:
@@ -147,7 +147,7 @@ def branch(b: Draft) -> None:
 
 
 def squeeze_branch(b: Draft) -> None:
-    """If(an axis has one element) Squeeze else Identity, as torch's older exporter writes it."""
+    """Add If(an axis has one element) Squeeze else Identity, as torch's older exporter writes it."""
     t = b.pick(lambda s: b.rank(s) > 1 and b.opset > 12)
     axis, kind = b.axis(t), KINDS[b.kind]
     cond = b.add("Equal", [_size(b, t, axis), b.const(np.int64(1))])
@@ -157,7 +157,7 @@ def squeeze_branch(b: Draft) -> None:
 
 
 def loop(b: Draft) -> None:
-    """Loop: a state, rows of the states, a captured tensor; the count is a constant, an input or a size."""
+    """Add a Loop with a state, rows of the states, a captured tensor; the count is a constant, an input or a size."""
     t = b.pick(lambda s: b.rank(s) > 0)
     u = b.pick(lambda s: b.shape(s) == b.shape(t), recent=0)
     kind = KINDS[b.kind]
@@ -171,7 +171,7 @@ def loop(b: Draft) -> None:
 
 
 def scan(b: Draft) -> None:
-    """Scan along an axis, forwards or backwards."""
+    """Add a Scan along an axis, forwards or backwards."""
     t = b.pick(lambda s: b.rank(s) > 1 and b.opset > 8)
     axis, kind = b.axis(t), KINDS[b.kind]
     if len(set(b.shape(t)[axis])) == 1 and (b.fixed(t, axis) or 0) > 8:
@@ -190,7 +190,7 @@ def scan(b: Draft) -> None:
 
 
 def recurrence(b: Draft) -> None:
-    """LSTM, GRU or RNN: directions, layouts, optional operands, lengths."""
+    """Add LSTM, GRU or RNN: directions, layouts, optional operands, lengths."""
     op, gates = b.random.choice([("LSTM", 4), ("GRU", 3), ("RNN", 1)])
     n, hidden = b.random.choice([1, 3, 4]), b.random.choice([1, 2, 3, 4])
     layout = b.random.randrange(2) if b.opset > 13 and b.random.random() < 0.3 else 0
@@ -221,7 +221,7 @@ def recurrence(b: Draft) -> None:
 
 
 def quantized(b: Draft) -> None:
-    """A float tensor as bytes and back, perhaps with a product between."""
+    """Quantize a float tensor to bytes and back, perhaps with a product between."""
     t = b.pick(lambda s: b.rank(s) > 0 and b.opset > 9)
     byte = b.random.choice(["uint8", "int8"])
     scale, zero = b.const(0.0625), b.const(np.array(b.random.choice([0, 3, 128 if byte == "uint8" else -4])), byte)
@@ -249,7 +249,7 @@ def quantized(b: Draft) -> None:
 
 
 def dynamic_bytes(b: Draft) -> None:
-    """DynamicQuantizeLinear and a product of integers, as onnxruntime's quantizer writes it."""
+    """Add DynamicQuantizeLinear and a product of integers, as onnxruntime's quantizer writes it."""
     t = b.pick(lambda s: b.rank(s) > 1 and bool(b.fixed(s, b.rank(s) - 1)) and b.opset > 10)
     k = b.fixed(t, b.rank(t) - 1) or 1
     q, scale, zero = b.add_all("DynamicQuantizeLinear", [t], 3)
@@ -258,7 +258,7 @@ def dynamic_bytes(b: Draft) -> None:
 
 
 def rounded(b: Draft) -> None:
-    """A cast to a narrow type, or to integers, and back."""
+    """Cast to a narrow type, or to integers, and back."""
     t = b.pick()
     narrow = [TensorProto.FLOAT16, TensorProto.INT32, TensorProto.INT8, TensorProto.BOOL, TensorProto.INT64]
     narrow += [TensorProto.BFLOAT16] * 2 if b.opset > 12 else []

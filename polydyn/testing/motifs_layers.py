@@ -13,7 +13,7 @@ from polydyn.testing.motifs import join, unary
 
 
 def matmul(b: Draft) -> None:
-    """A product with a weight, perhaps with a bias and what follows."""
+    """Add a product with a weight, perhaps with a bias and an epilogue."""
     t = b.pick(lambda s: b.rank(s) > 0 and bool(b.fixed(s, b.rank(s) - 1)))
     k, n = b.fixed(t, b.rank(t) - 1) or 1, b.random.choice([1, 2, 4, 6, 8, 16, 5])
     y = b.add("MatMul", [t, b.weight(k, n)])
@@ -22,7 +22,7 @@ def matmul(b: Draft) -> None:
 
 
 def product(b: Draft) -> None:
-    """A product of two tensors: the second is turned where that fits."""
+    """Add a product of two tensors; the second is transposed if that fits."""
     t = b.pick(lambda s: b.rank(s) > 1)
     s = b.shape(t)
     u = b.pick(lambda u: b.rank(u) == len(s) and (b.shape(u)[-2] == s[-1] or b.shape(u)[-1] == s[-1]), recent=0)
@@ -32,7 +32,7 @@ def product(b: Draft) -> None:
 
 
 def other_product(b: Draft) -> None:
-    """Two inputs of dims that meet nowhere else: every dim of a product is a name."""
+    """Add a product of two inputs with otherwise unused dims: every dim is a name."""
     m, k, n = b.random.sample(["B", "L", "H", "W", "N"], 3)
     batch: list[Dim] = list(b.one_of([], [], [2], ["B"]))
     x, y = b.input([*batch, m, k]), b.input([*batch, k, n])
@@ -45,14 +45,14 @@ def other_product(b: Draft) -> None:
 
 
 def softmax(b: Draft) -> None:
-    """Softmax and its kin over some axis."""
+    """Add softmax or a similar operator over some axis."""
     t = b.pick(lambda s: b.rank(s) > 0)
     op = b.random.choice(["Softmax", "Softmax", "LogSoftmax", "Hardmax"])
     b.add(op, [t], axis=b.random.choice([-1, b.axis(t)]) if b.opset > 10 else b.axis(t))
 
 
 def norm(b: Draft) -> None:
-    """A normalisation over the last axes, as an operator or by hand."""
+    """Add a normalisation over the last axes, as an operator or by hand."""
     t = b.pick(lambda s: b.rank(s) > 0 and bool(b.fixed(s, b.rank(s) - 1)))
     k = b.fixed(t, b.rank(t) - 1) or 1
     if b.opset > 16 and b.random.random() < 0.5:
@@ -69,7 +69,7 @@ def norm(b: Draft) -> None:
 
 
 def reduced(b: Draft, op: str, t: str, axes: Sequence[int], keep: int) -> str:
-    """A reduction, with its axes where the opset has them."""
+    """Add a reduction, with its axes as input or attribute, depending on the opset."""
     if b.opset < 11:
         axes = [a % b.rank(t) for a in axes]
     first = 13 if op == "ReduceSum" else 18
@@ -79,7 +79,7 @@ def reduced(b: Draft, op: str, t: str, axes: Sequence[int], keep: int) -> str:
 
 
 def reduction(b: Draft) -> None:
-    """Some reduction over some axes."""
+    """Add some reduction over some axes."""
     t = b.pick(lambda s: b.rank(s) > 0)
     ops = [
         "ReduceSum",
@@ -96,7 +96,7 @@ def reduction(b: Draft) -> None:
 
 
 def attention(b: Draft) -> None:
-    """Scores, perhaps scaled and masked, softmax, values; one head or several, once or twice."""
+    """Add scores, perhaps scaled and masked, softmax, values; one head or several, once or twice."""
     d, heads = b.random.choice([(4, 1), (8, 2), (6, 2), (8, 1)])
     try:
         x = b.pick(lambda s: b.rank(s) == 3 and b.fixed(s, 2) == d and b.fixed(s, 1) is None)
@@ -128,7 +128,7 @@ def _attended(b: Draft, x: str, d: int, heads: int) -> str:
 
 
 def cache(b: Draft) -> None:
-    """A cache that grows, whose whole is an output and is read too."""
+    """Add a cache that grows; the whole cache is an output and is also read."""
     heads, width = b.one_of([], [2]), b.random.choice([2, 4])
     past, new = b.input(["B", *heads, "N", width]), b.input(["B", *heads, "L", width])
     if b.random.random() < 0.7:
@@ -146,7 +146,7 @@ def cache(b: Draft) -> None:
 
 
 def conv(b: Draft, stride: int = 0, t: str = "") -> str:
-    """A convolution with any attributes."""
+    """Add a convolution with any attributes."""
     t = t or b.pick(lambda s: b.rank(s) == 4 and bool(b.fixed(s, 1)))
     c = b.fixed(t, 1) or 1
     group = c if b.random.random() < 0.2 else 1
@@ -164,7 +164,7 @@ def conv(b: Draft, stride: int = 0, t: str = "") -> str:
 
 
 def half(b: Draft, t: str) -> str:
-    """A map of half the height and width."""
+    """Return a map of half the height and width."""
     if b.random.random() < 0.5:
         return conv(b, 2, t)
     k, p = b.random.choice([(3, 1), (2, 0), (2, 0)])
@@ -173,7 +173,7 @@ def half(b: Draft, t: str) -> str:
 
 
 def doubled(b: Draft, t: str, by: int = 2) -> str:
-    """Upsampled by a factor."""
+    """Upsample by a factor."""
     scales = np.array([1, 1, by, by], np.float32)
     if b.opset < 9:
         return b.add("Upsample", [t], mode="nearest", scales=[1.0, 1.0, float(by), float(by)])
@@ -190,7 +190,7 @@ def doubled(b: Draft, t: str, by: int = 2) -> str:
 
 
 def pyramid(b: Draft) -> None:
-    """Halved and doubled again, with skips by sums or concatenations: FPN, U-Net, HRNet."""
+    """Halve and double again, with skips by sums or concatenations: FPN, U-Net, HRNet."""
     t = b.pick(lambda s: b.rank(s) == 4 and bool(b.fixed(s, 1)) and b.fixed(s, 2) is None)
     maps = [t]
     for _ in range(b.random.choice([1, 2, 2, 3])):
@@ -208,12 +208,12 @@ def pyramid(b: Draft) -> None:
 
 
 def conv_to(b: Draft, t: str, like: str) -> str:
-    """A 1x1 convolution to the channels of another map."""
+    """Add a 1x1 convolution to the channels of another map."""
     return b.add("Conv", [t, b.weight(b.fixed(like, 1) or 1, b.fixed(t, 1) or 1, 1, 1)])
 
 
 def batch_norm(b: Draft) -> None:
-    """Normalisations of maps."""
+    """Add normalisations of maps."""
     t = b.pick(lambda s: b.rank(s) > 2 and bool(b.fixed(s, 1)))
     c = b.fixed(t, 1) or 1
     if b.random.random() < 0.5:

@@ -1,4 +1,4 @@
-"""Structures of random models (``motifs``) that read or write where data or constants say: tables, orders, sums."""
+"""Structures of random models (``motifs``) with data-dependent or constant indices: tables, orders, sums."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from polydyn.testing.motifs_layers import reduced
 
 
 def bag(b: Draft) -> None:
-    """Rows of a table by ids, then a reduction, a norm or a product: bags of embeddings."""
+    """Read rows of a table by ids, then reduce, normalise or multiply: bags of embeddings."""
     rows, width = b.random.choice([5, 9, 30]), b.random.choice([3, 4, 8])
     table = b.weight(rows, width) if b.random.random() < 0.7 else b.input(["N", width])
     dims = b.one_of(["B", "L"], ["L"], ["B", 3])
@@ -34,7 +34,7 @@ def bag(b: Draft) -> None:
 
 
 def gather(b: Draft) -> None:
-    """Some elements of an axis: constant or given indices, one or many."""
+    """Gather some elements of an axis: constant or input indices, one or many."""
     t = b.pick(lambda s: b.rank(s) > 0)
     axis = b.fixed_axis(t)
     n = b.fixed(t, axis) or 1
@@ -46,7 +46,7 @@ def gather(b: Draft) -> None:
 
 
 def gather_elements(b: Draft) -> None:
-    """GatherElements and GatherND, perhaps before a reduction."""
+    """Add GatherElements and GatherND, perhaps before a reduction."""
     t = b.pick(lambda s: b.rank(s) > 1 and b.opset > 10)
     axis = b.fixed_axis(t)
     n = b.fixed(t, axis) or 1
@@ -64,7 +64,7 @@ def gather_elements(b: Draft) -> None:
 
 
 def _dims(b: Draft, t: str) -> list[int | str]:
-    """The dims of a tensor as an input could have them. Rejected: one is no dim of an input."""
+    """Return the dims of a tensor as an input could have them. Rejected: one is not a dim of an input."""
     out: list[int | str] = []
     for a, sizes in enumerate(b.shape(t)):
         fixed = b.fixed(t, a)
@@ -76,7 +76,7 @@ def _dims(b: Draft, t: str) -> list[int | str]:
 
 
 def scatter(b: Draft) -> None:
-    """Rows or elements are replaced or combined."""
+    """Replace or combine rows or elements."""
     t = b.pick(lambda s: b.rank(s) > 1 and bool(b.fixed(s, 0)) and b.opset > 10)
     n = b.fixed(t, 0) or 1
     k = b.random.randint(1, n)
@@ -91,13 +91,13 @@ def scatter(b: Draft) -> None:
 
 
 def running(b: Draft) -> None:
-    """A running sum."""
+    """Add a running sum."""
     t = b.pick(lambda s: b.rank(s) > 0)
     b.add("CumSum", [t, b.const(np.int64(b.axis(t)))], reverse=b.random.randrange(2), exclusive=b.random.randrange(2))
 
 
 def top(b: Draft) -> None:
-    """The largest or smallest elements, their places, or the first place of the extreme."""
+    """Add the largest or smallest elements, their positions, or the first position of the extreme."""
     t = b.pick(lambda s: b.rank(s) > 0)
     axis = b.fixed_axis(t)
     if b.random.random() < 0.5 and b.opset > 9:

@@ -1,4 +1,4 @@
-"""Single operators in any version, with any attributes and types: what ONNX's schemas allow, as far as it runs."""
+"""Single operators in any version, with any attributes and types that ONNX's schemas allow, as far as they run."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy as np
 import onnx
 from onnx import helper, numpy_helper
 
-from polydyn.testing.drafts import NEWEST, Draft, Rejected
+from polydyn.testing.drafts import MAX_OPSET, Draft, Rejected
 
 Schema: TypeAlias = Any
 TRIES = 12
@@ -23,9 +23,9 @@ LEFT_OUT = {
     "SplitToSequence", "ConcatFromSequence", "BitCast", "Adagrad", "Adam", "Momentum", "Gradient",
 }  # fmt: skip
 """Bodies, random numbers, sequences and strings: other motifs, or other tests."""
-UNCHECKED = {"DFT", "STFT", "RoiAlign", "MaxRoiPool", "ReverseSequence", "NonMaxSuppression", "MaxUnpool"}
-"""Operators whose operands ONNX Runtime does not check: it dies of those that are wrong."""
-LEFT_OUT |= UNCHECKED
+UNSAFE_OPERATORS = {"DFT", "STFT", "RoiAlign", "MaxRoiPool", "ReverseSequence", "NonMaxSuppression", "MaxUnpool"}
+"""Operators whose operands ONNX Runtime does not check: it crashes on wrong ones."""
+LEFT_OUT |= UNSAFE_OPERATORS
 TYPES = (
     "float32",
     "float64",
@@ -65,7 +65,7 @@ SWITCHES = {"keepdims", "transA", "transB", "ceil_mode", "count_include_pad", "r
 
 @lru_cache(maxsize=64)
 def schemas(opset: int) -> tuple[Schema, ...]:
-    """The operators of an opset."""
+    """Return the operators of an opset."""
     every = {s.name for s in onnx.defs.get_all_schemas_with_history() if s.domain == ""}
     found = []
     for name in sorted(every - LEFT_OUT):
@@ -79,15 +79,15 @@ def schemas(opset: int) -> tuple[Schema, ...]:
 
 
 class Operator:
-    """One random node of a schema, and the operands it needs. ``plain``: how much is left out, 0 to 1."""
+    """One random node of a schema, and its operands. ``plain``: share of optional parts to omit, 0 to 1."""
 
     def __init__(self, b: Draft, schema: Schema, plain: float = 0.0) -> None:
         self.b, self.schema, self.op, self.plain = b, schema, schema.name, plain
         self.bound: dict[str, str] = {}
-        """Type parameter -> type."""
+        """Maps a type parameter to its type."""
 
     def add(self) -> None:
-        """Adds the node. Rejected: it does not run."""
+        """Add the node. Rejected: it does not run."""
         first = self.operand(self.schema.inputs[0]) if self.schema.inputs else ""
         operands = [first] if first else []
         for k, formal in enumerate(self.schema.inputs[1:], 1):
@@ -125,7 +125,7 @@ class Operator:
     # -- operands ----------------------------------------------------------------------------------------------------
 
     def type_of(self, formal: Any) -> str:
-        """A type for an operand: that of its parameter, chosen once."""
+        """Return a type for an operand: the type of its parameter, chosen once."""
         text = str(formal.type_str)
         if text in self.bound:
             return self.bound[text]
@@ -139,7 +139,7 @@ class Operator:
         return found
 
     def operand(self, formal: Any, first: str = "") -> str:
-        """A tensor for an input of the operator."""
+        """Return a tensor for an input of the operator."""
         special = OPERANDS.get((self.op, formal.name)) or OPERANDS.get(("", formal.name))
         dtype = self.type_of(formal)
         b = self.b
@@ -169,7 +169,7 @@ class Operator:
         return b.input(dims, dtype)
 
     def like(self, t: str) -> list[int | str]:
-        """The dims of a tensor, a fresh name for a size that no input has."""
+        """Return the dims of a tensor, with a new name for a size that no input has."""
         b, out = self.b, list[int | str]()
         for a, sizes in enumerate(b.shape(t)):
             named = [n for n in b.samples[0] if tuple(s[n] for s in b.samples) == sizes]
@@ -178,7 +178,8 @@ class Operator:
         return out
 
     def narrower(self, first: str, dtype: str, dims: list[int | str]) -> str:
-        """An operand of fewer axes, or with axes of one element: what broadcasts, in old opsets along ``axis``."""
+        """Return an operand of fewer axes, or with axes of one element, that broadcasts; in old opsets along ``axis``.
+        """
         b = self.b
         if b.random.random() < 0.5:
             low = b.random.randrange(len(dims))
@@ -190,7 +191,7 @@ class Operator:
     # -- attributes --------------------------------------------------------------------------------------------------
 
     def attribute(self, name: str, a: Any, first: str) -> Any:
-        """A value for an attribute, None to leave it out."""
+        """Return a value for an attribute, or None to omit it."""
         b, kind = self.b, str(a.type).rsplit(".", 1)[-1]
         rank = b.rank(first) if first else 2
         if kind == "INT":
@@ -303,7 +304,7 @@ def _weights(o: Operator, first: str, dtype: str) -> str:
 
 
 def _vector(o: Operator, first: str, dtype: str) -> str:
-    """One number for each channel."""
+    """Return one number for each channel."""
     c = (o.b.fixed(first, 1) if o.b.rank(first) > 1 else None) or 1
     a = _numbers(o.b, [c if o.b.random.random() < 0.9 else 1], dtype)
     return o.b.const(np.asarray(np.abs(a) + 0.5, dtype) if a.dtype.kind == "f" else a)
@@ -327,7 +328,7 @@ def _vector_of(count: int) -> Callable[[Operator, str, str], str]:
 
 
 def _classes(o: Operator, first: str, dtype: str) -> str:
-    """A class for each element but of the axis of classes."""
+    """Return a class for each element without the axis of classes."""
     dims = o.like(first)
     if len(dims) < 2 or not isinstance(dims[1], int):
         raise Rejected("no classes")
@@ -357,7 +358,7 @@ def _none(o: Operator, first: str, dtype: str) -> str:
 
 
 def _product(o: Operator, first: str, dtype: str) -> str:
-    """What the rows or the columns of a matrix are multiplied with."""
+    """Return a factor for the rows or the columns of a matrix."""
     axes = [a for a in range(o.b.rank(first)) if o.b.fixed(first, a)]
     if not axes:
         raise Rejected("no fixed axis")
@@ -367,7 +368,7 @@ def _product(o: Operator, first: str, dtype: str) -> str:
 
 
 def _grid(o: Operator, first: str, dtype: str) -> str:
-    """Places in an image; ONNX Runtime dies of other shapes."""
+    """Return coordinates in an image; ONNX Runtime crashes on other shapes."""
     if o.b.rank(first) != 4:
         raise Rejected("no image")
     return o.b.input([o.like(first)[0], 3, 2, 2], dtype)
@@ -411,7 +412,7 @@ FIRST: dict[str, Any] = {
     "RotaryEmbedding": (["B", 2, "L", 4],), "AffineGrid": ([2, 2, 3],),
     **dict.fromkeys(("NegativeLogLikelihoodLoss", "SoftmaxCrossEntropyLoss"), (["B", 4], ["B", 3, "L"])),
 }  # fmt: skip
-"""Dims of the first operand, one of which is chosen."""
+"""Dims of the first operand; one of them is chosen."""
 MADE: Mapping[str, Any] = {
     "ConstantOfShape": ([2, 3], [0, 4], [5]),
     **dict.fromkeys(("HannWindow", "HammingWindow", "BlackmanWindow"), (5, 8)),
@@ -421,31 +422,31 @@ MADE: Mapping[str, Any] = {
 
 @lru_cache(maxsize=1)
 def versions() -> tuple[Schema, ...]:
-    """Every version of every operator."""
+    """Return every version of every operator."""
     return tuple(
         s for s in onnx.defs.get_all_schemas_with_history()
-        if s.domain == "" and s.name not in LEFT_OUT and s.since_version <= NEWEST and not s.deprecated
+        if s.domain == "" and s.name not in LEFT_OUT and s.since_version <= MAX_OPSET and not s.deprecated
     )  # fmt: skip
 
 
 def weight(schema: Schema) -> int:
-    """How often an operator is tried beside others: those with many attributes have more to get wrong."""
+    """Return the relative frequency of an operator: more attributes have more possible errors."""
     return 3 + min(len(schema.attributes), 5)
 
 
 def subject(numbers: random.Random) -> tuple[Schema, int]:
-    """A version of an operator, and an opset that has this version."""
+    """Return a version of an operator, and an opset that has this version."""
     every = versions()
     schema = numbers.choices(every, list(map(weight, every)))[0]
     later = [s.since_version for s in onnx.defs.get_all_schemas_with_history()
              if s.domain == "" and s.name == schema.name and s.since_version > schema.since_version]  # fmt: skip
-    newest = min([NEWEST, *(v - 1 for v in later)])
+    newest = min([MAX_OPSET, *(v - 1 for v in later)])
     opset = schema.since_version if numbers.random() < 0.5 else numbers.randint(schema.since_version, newest)
     return schema, int(opset)
 
 
 def operator(b: Draft) -> None:
-    """One random operator of the model's opset, more often one that is new in it."""
+    """Add one random operator of the model's opset, more often one that is new in it."""
     every = schemas(b.opset)
     new = [s for s in every if s.since_version == b.opset]
     if new and b.random.random() < 0.5:
@@ -454,7 +455,7 @@ def operator(b: Draft) -> None:
 
 
 def operator_of(b: Draft, schema: Schema) -> None:
-    """One random node of a version of an operator."""
+    """Add one random node of a version of an operator."""
     for k in range(TRIES):
         try:
             return Operator(b, schema, k / TRIES).add()

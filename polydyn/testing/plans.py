@@ -1,4 +1,4 @@
-"""What each fusion pass is good for: launches, products and bytes of a plan, pass by pass. Nothing is compiled."""
+"""The gain of each fusion pass: launches, products and bytes of a plan, pass by pass. Nothing is compiled."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ LAYER = re.compile(r"/[^/]*\.(\d+)/")
 """A module in a list of them, as exporters write it into names of nodes: ``/encoder/layer.3/dense``."""
 
 ON_PLANS = [p for p in PASSES if (p.graph or p.groups or p.join) and not p.cuda]
-ADDED = tuple(p.name for p in sorted(ON_PLANS, key=lambda p: not (p in FUSION and p.graph)))
+ADD_ORDER = tuple(p.name for p in sorted(ON_PLANS, key=lambda p: not (p in FUSION and p.graph)))
 
 
 @dataclass(frozen=True)
 class Row:
-    """One line: after which pass, launches, kernels around sums of products, bytes moved."""
+    """One line: the last pass, launches, kernels around sums of products, bytes moved."""
 
     after: str
     kernels: int
@@ -32,30 +32,30 @@ class Row:
 
 
 def plan_without(graph: Graph, off: Collection[str]) -> FusionPlan:
-    """The fusion plan of an imported graph without some passes."""
+    """Return the fusion plan of an imported graph without some passes."""
     return fusion_plan(rewrite_graph(graph, off), off)
 
 
 def table(graph: Graph, shape: Mapping[str, int]) -> list[Row]:
-    """A row for no pass at all, then one for each pass added in order."""
-    return [row_without(graph, ADDED[k:], shape, after) for k, after in enumerate(("nothing", *ADDED))]
+    """Return a row for no pass at all, then one for each pass added in order."""
+    return [row_without(graph, ADD_ORDER[k:], shape, after) for k, after in enumerate(("nothing", *ADD_ORDER))]
 
 
 def row_without(graph: Graph, off: Collection[str], shape: Mapping[str, int], after: str = "") -> Row:
-    """The row of a pipeline without some passes."""
+    """Return the row of a pipeline without some passes."""
     plan = plan_without(graph, off)
     return Row(after, len(plan.groups), gemms(plan), sum(bytes_at(plan, g, shape) for g in plan.groups))
 
 
 def gemms(plan: FusionPlan) -> int:
-    """Kernels around a sum of products; an attention does two."""
+    """Count kernels around a sum of products; an attention has two."""
     return sum({"contract": 1, "attention": 2}.get(g.kind, 0) for g in plan.groups)
 
 
 def layers(plan: FusionPlan) -> tuple[int, int] | None:
-    """(kernels of a layer, kernels outside of layers) of a transformer, by the names that exporters give to nodes.
+    """Return (kernels of a layer, kernels outside of layers) of a transformer, by the exporters' names of nodes.
 
-    None where the names do not tell layers apart (those that share their weights share their names too).
+    Return None if the names do not distinguish layers (layers that share their weights share their names too).
     """
     if not any(g.kind == "attention" for g in plan.groups):
         return None
@@ -68,7 +68,7 @@ def layers(plan: FusionPlan) -> tuple[int, int] | None:
 
 
 def bytes_at(plan: FusionPlan, group: FusedGroup, sizes: Mapping[str, int]) -> int:
-    """Bytes that a group moves at a shape: of each tensor no more than its loads can touch."""
+    """Return the bytes that a group moves at a shape, of each tensor no more than its loads can touch."""
     outputs = {n.output for n in group.nodes}
     touched: Counter[str] = Counter()
     for n in group.nodes:
@@ -83,7 +83,7 @@ def bytes_at(plan: FusionPlan, group: FusedGroup, sizes: Mapping[str, int]) -> i
 
 
 def _touched(graph: Graph, n: Compute) -> dict[str, Index]:
-    """For every tensor that a node reads, the number of different subscripts at which it does (at most)."""
+    """Return, for every tensor that a node reads, the maximum number of different subscripts."""
     extents = dict(iterators(graph, n))
     seen: dict[str, set[tuple[Index, ...]]] = {}
     for x in loads(n.body):

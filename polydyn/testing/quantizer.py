@@ -17,22 +17,22 @@ class Reader:
         self.feeds = iter(feeds)
 
     def get_next(self) -> Mapping[str, Array] | None:
-        """The next ones; None when there are no more."""
+        """Return the next feeds, or None if there are no more."""
         return next(self.feeds, None)
 
 
-def quantize(source: str, to: Path, how: str, feeds: Sequence[Mapping[str, Array]], **more: Any) -> str:
-    """The path of the quantized model: ``how`` is ``dynamic``, ``QDQ`` or ``QOperator``.
+def quantize(source: str, to: Path, scheme: str, feeds: Sequence[Mapping[str, Array]], **more: Any) -> str:
+    """Return the path of the quantized model: ``scheme`` is ``dynamic``, ``QDQ`` or ``QOperator``.
 
-    ``feeds``: for calibration. ``more``: options of the tools; those that end with ``_type`` by name (``QInt8``).
+    ``feeds``: for calibration. ``more``: options of the tools; options that end with ``_type`` by name (``QInt8``).
     """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         from onnxruntime.quantization import QuantFormat, QuantType, quantize_dynamic, quantize_static
 
         more = {k: QuantType[v] if k.endswith("_type") else v for k, v in more.items()}
-        if how == "dynamic":
+        if scheme == "dynamic":
             quantize_dynamic(source, to, **more)
         else:
-            quantize_static(source, to, Reader(feeds), quant_format=QuantFormat[how], **more)
+            quantize_static(source, to, Reader(feeds), quant_format=QuantFormat[scheme], **more)
     return str(to)

@@ -1,6 +1,6 @@
-"""Random graphs of primitives, for differential testing: shared symbols, anything may follow anything.
+"""Random graphs of primitives, for differential testing: shared symbols, any primitive after any other.
 
-A graph is a function of its seed. ``random_feeds`` gives inputs for it at sizes that include 0, 1 and primes, small
+A graph is a function of its seed. ``random_feeds`` returns inputs for it at sizes that include 0, 1 and primes, small
 enough for the reference evaluator. Values stay moderate, so that float32 results can be compared.
 """
 
@@ -16,7 +16,7 @@ from polydyn.graph.ir import Compute, Graph, SymbolSource, Tensor, dim_name, red
 from polydyn.schedules.expr import Array, FromIndex, Value, cast, const, op
 from polydyn.schedules.index import ONE, ZERO, Index, fetch, maximum, product
 from polydyn.testing.random_primitives import (
-    LONG,
+    LONG_EXTENTS,
     MAX_ELEMENTS,
     MAX_WORK,
     SIZES,
@@ -31,7 +31,7 @@ class Builder(Primitives):
     """Grows one graph by primitives and by chains that models have."""
 
     def step(self) -> None:
-        """Adds one thing."""
+        """Add one primitive or chain."""
         kinds = {
             self.elementwise: 5, self.reduction: 3, self.contraction: 4, self.transpose: 2, self.reshape: 2,
             self.cut: 1.5, self.expand: 1, self.concat: 1.5, self.softmax: 2, self.normalise: 2, self.window: 1,
@@ -40,19 +40,19 @@ class Builder(Primitives):
         self.random.choices(list(kinds), list(kinds.values()))[0]()
 
     def softmax(self) -> None:
-        """The four primitives of softmax over one axis."""
+        """Add the four primitives of softmax over one axis."""
         t = self.pick()
         shape = self.shape(t)
         if not shape:
             return
         axis = len(shape) - 1 if self.random.random() < 0.75 else self.random.randrange(len(shape))
         top = self._reduce_plain(t, (axis,), "max")
-        e = self.add(shape, op("exp", op("sub", self.own(t), self._kept(top, (axis,)))))
+        e = self.add(shape, op("exp", op("sub", self.own(t), self._load_with_ones(top, (axis,)))))
         s = self._reduce_plain(e, (axis,), "sum")
-        self.add(shape, op("div", self.own(e), self._kept(s, (axis,))))
+        self.add(shape, op("div", self.own(e), self._load_with_ones(s, (axis,))))
 
     def normalise(self) -> None:
-        """LayerNorm-like: mean and variance over trailing axes, scale and shift."""
+        """Add a LayerNorm-like chain: mean and variance over trailing axes, scale and shift."""
         t = self.pick()
         shape = self.shape(t)
         if not shape:
@@ -61,10 +61,10 @@ class Builder(Primitives):
         count = FromIndex("float32", product(shape[a] for a in axes))
         total = self._reduce_plain(t, axes, "sum")
         mean = self.add(self.shape(total), op("div", self.own(total), count))
-        centred = self.add(shape, op("sub", self.own(t), self._kept(mean, axes)))
+        centred = self.add(shape, op("sub", self.own(t), self._load_with_ones(mean, axes)))
         squares = self.add(shape, op("mul", self.own(centred), self.own(centred)))
         variance = self._reduce_plain(squares, axes, "sum")
-        eps = op("add", op("div", self._kept(variance, axes), count), const(1e-3, "float32"))
+        eps = op("add", op("div", self._load_with_ones(variance, axes), count), const(1e-3, "float32"))
         y = op("div", self.own(centred), op("sqrt", eps))
         if self.random.random() < 0.6:
             tail = shape[axes[0] :]
@@ -74,7 +74,7 @@ class Builder(Primitives):
         self.add(shape, y)
 
     def attention(self) -> None:
-        """Scores, softmax (perhaps masked), values: heads in front or behind the rows."""
+        """Add scores, softmax (perhaps masked), values: heads before or after the rows."""
         q = self.pick()
         shape = self.shape(q)
         if not 2 <= len(shape) <= 4:
@@ -95,9 +95,9 @@ class Builder(Primitives):
             scores = self.add(self.shape(scores), op("add", scaled, self.aligned(self.shape(scores))))
         axis = (len(batch) + 1,)
         top = self._reduce_plain(scores, axis, "max")
-        e = self.add(self.shape(scores), op("exp", op("sub", self.own(scores), self._kept(top, axis))))
+        e = self.add(self.shape(scores), op("exp", op("sub", self.own(scores), self._load_with_ones(top, axis))))
         s = self._reduce_plain(e, axis, "sum")
-        weights = self.add(self.shape(scores), op("div", self.own(e), self._kept(s, axis)))
+        weights = self.add(self.shape(scores), op("div", self.own(e), self._load_with_ones(s, axis)))
         columns = self.dim()
         sizes = [*batch, keys, columns]
         v = self._operand([sizes[a] for a in order])
@@ -116,11 +116,11 @@ class Builder(Primitives):
         out = [ONE if a in axes else d for a, d in enumerate(shape)]
         return self.add(out, self.at(t, index), [shape[a] for a in axes], reduce)
 
-    def _kept(self, t: str, axes: tuple[int, ...]) -> Value:
+    def _load_with_ones(self, t: str, axes: tuple[int, ...]) -> Value:
         return self.at(t, [ZERO if a in axes else dim_name(a) for a in range(len(self.shape(t)))])
 
     def window(self) -> None:
-        """A convolution along the last axis with padding, or a pooling sum."""
+        """Add a convolution along the last axis with padding, or a pooling sum."""
         t = self.pick()
         shape = self.shape(t)
         if len(shape) < 2:
@@ -152,7 +152,7 @@ class Builder(Primitives):
         self.add(out, op("mul", x, y), [shape[-2], Index.of(size)], "sum")
 
     def gather(self) -> None:
-        """Rows of a table at positions that an integer tensor holds."""
+        """Gather rows of a table at positions that an integer tensor holds."""
         shape = [self.dim() for _ in range(self.random.randint(1, 2))]
         ids = self.source(shape, self.random.choice(("int64", "int32")), constant=0.1)
         table = self.source([Index.of(TABLE), self.dim()])
@@ -160,7 +160,7 @@ class Builder(Primitives):
         self.add([*shape, self.shape(table)[1]], self.at(table, [row, dim_name(len(shape))]))
 
     def mask(self) -> None:
-        """Keeps elements by a bool input, by a comparison of an input, or below the diagonal."""
+        """Keep elements by a bool input, by a comparison of an input, or below the diagonal."""
         t = self.pick()
         shape = self.shape(t)
         how = self.random.randrange(3)
@@ -177,7 +177,7 @@ class Builder(Primitives):
         self.add(shape, op("where", cond, self.own(t), other))
 
     def integers(self) -> None:
-        """Integer arithmetic and back to float."""
+        """Add integer arithmetic and the conversion back to float."""
         shape = [self.dim() for _ in range(self.random.randint(1, 3))]
         dtype = self.random.choice(("int64", "int32", "int64", "uint8", "int8"))
         t = self.source(shape, dtype, constant=0.2)
@@ -197,7 +197,7 @@ class Builder(Primitives):
     # -- the graph -----------------------------------------------------------------------------------------------
 
     def graph(self) -> Graph:
-        """The graph; every symbol has a source, every tensor that nobody reads is an output."""
+        """Return the graph; every symbol has a source, every unread tensor is an output."""
         read = {t for n in self.nodes for t in n.inputs}
         made = [n.output for n in self.nodes]
         outputs = [t for t in made if t not in read or self.random.random() < 0.12]
@@ -220,10 +220,10 @@ class Builder(Primitives):
 
 
 def random_graph(seed: int, prefix: str = "") -> Graph:
-    """The graph of a seed; all its names start with ``prefix``."""
+    """Return the graph of a seed; all its names start with ``prefix``."""
     b = Builder(seed, prefix)
-    if b.random.random() < 0.15:  # a reduction that is long, whatever comes next
-        b.live.append(b.source([b.dim(), Index.of(b.random.choice(LONG))], constant=0.0))
+    if b.random.random() < 0.15:  # a long reduction, independent of the following steps
+        b.live.append(b.source([b.dim(), Index.of(b.random.choice(LONG_EXTENTS))], constant=0.0))
     steps = b.random.randint(2, 8)
     while len(b.nodes) < steps:
         with contextlib.suppress(TooLarge):
@@ -232,7 +232,7 @@ def random_graph(seed: int, prefix: str = "") -> Graph:
 
 
 def union(graphs: Sequence[Graph]) -> Graph:
-    """All graphs side by side (their names must differ)."""
+    """Join all graphs (their names must differ)."""
     return Graph(
         "union",
         tuple(x for g in graphs for x in g.inputs),
@@ -248,7 +248,8 @@ def union(graphs: Sequence[Graph]) -> Graph:
 
 
 def work(graph: Graph, sizes: Mapping[str, int]) -> int:
-    """The largest iteration space among the graph's nodes, and of no tensor more than MAX_ELEMENTS are allowed."""
+    """Return the largest iteration space of the graph's nodes; a tensor with over MAX_ELEMENTS elements is too large.
+    """
     worst = 0
     for t in graph.tensors.values():
         elements = product(t.shape).evaluate(sizes)
@@ -260,11 +261,11 @@ def work(graph: Graph, sizes: Mapping[str, int]) -> int:
 
 
 def random_sizes(graph: Graph, seed: int) -> dict[str, int]:
-    """Sizes for all symbols, 0 and 1 among them, shrunk until the graph is small enough."""
+    """Return sizes for all symbols, 0 and 1 among them, shrunk until the graph is small enough."""
     r = random.Random(seed)
     sizes = {s.symbol: r.choice(SIZES) for s in graph.sources}
     if r.random() < 0.25:
-        sizes[r.choice(list(sizes))] = r.choice(LONG) if r.random() < 0.5 else 0
+        sizes[r.choice(list(sizes))] = r.choice(LONG_EXTENTS) if r.random() < 0.5 else 0
     if r.random() < 0.5:
         sizes = {s: n or 1 for s, n in sizes.items()}
     while work(graph, sizes) > MAX_WORK and max(sizes.values()) > 1:
@@ -274,7 +275,7 @@ def random_sizes(graph: Graph, seed: int) -> dict[str, int]:
 
 
 def random_feeds(graph: Graph, seed: int) -> dict[str, Array]:
-    """Inputs for one call."""
+    """Return inputs for one call."""
     sizes, numbers = (random_sizes(graph, seed) if graph.sources else {}), np.random.default_rng(seed)
     return {
         x: random_array(numbers, graph.tensors[x].dtype, [d.evaluate(sizes) for d in graph.tensors[x].shape])

@@ -1,7 +1,7 @@
-"""Random ONNX models of a few layers: convolutions, products, attention, and what works on rows.
+"""Random ONNX models of a few layers: convolutions, products, attention, and operators on rows.
 
-A layer is a function of its seed and its family. Its sizes are symbols wherever the operators allow it, its numbers are
-float32 that 16-bit floats hold exactly, and its shapes have sizes 0, 1, primes and those around tiles.
+A layer is a function of its seed and its family. Its sizes are symbols if the operators allow it, its numbers are
+float32 that 16-bit floats hold exactly, and its shapes have sizes 0, 1, primes and sizes around tiles.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from onnx import TensorProto, numpy_helper
 
 from polydyn.testing.layer_writer import MICROSOFT, Dims, Layer, Writer, exact
 
-FEW = (0, 1, 1, 2, 3, 4, 5)
+SMALL_SIZES = (0, 1, 1, 2, 3, 4, 5)
 LENGTHS = (0, 1, 2, 3, 5, 7, 8, 9, 15, 16, 17, 31, 33, 61, 63, 64, 65, 100, 127, 128, 129, 130, 193, 257)
 SIDES = (1, 2, 3, 4, 5, 6, 7, 8, 9, 11, 13, 14, 16, 17, 19, 24, 31, 33)
 CHANNELS = (1, 2, 3, 4, 5, 6, 7, 8, 9, 16, 24, 33, 64, 130)
@@ -26,10 +26,10 @@ WIDTHS = (1, 2, 3, 7, 8, 16, 24, 31, 32, 33, 48, 64, 65, 72, 128, 130, 256)
 
 
 def convolution(w: Writer) -> None:
-    """A convolution with what stands before and behind it."""
+    """Add a convolution with operators before and after it."""
     rank = w.pick(1, 2, 2, 2, 2, 3)
     c = w.pick(*CHANNELS)
-    w.sizes |= {"N": FEW} | dict.fromkeys("HWD"[:rank], SIDES)
+    w.sizes |= {"N": SMALL_SIZES} | dict.fromkeys("HWD"[:rank], SIDES)
     last = rank == 2 and w.chance(0.3)
     dims = ["N", *"HWD"[:rank]]
     x = w.input("x", [*dims, c] if last else ["N", c, *dims[1:]])
@@ -38,7 +38,7 @@ def convolution(w: Writer) -> None:
     x, c = _before(w, x, c, rank)
     x, c = _conv(w, x, c, rank)
     for _ in range(w.pick(0, 1, 1, 2, 3)):
-        x, c = _behind(w, x, c, rank)
+        x, c = _after(w, x, c, rank)
     if rank == 2 and w.chance(0.3):
         x = w.add("Transpose", x, perm=[0, 2, 3, 1])
     w.outputs.append(x)
@@ -98,7 +98,7 @@ def _conv(w: Writer, x: str, c: int, rank: int) -> tuple[str, int]:
     return w.add("ConvTranspose" if transposed else "Conv", x, weights, *bias, **more), out
 
 
-def _behind(w: Writer, x: str, c: int, rank: int) -> tuple[str, int]:
+def _after(w: Writer, x: str, c: int, rank: int) -> tuple[str, int]:
     kind = w.pick("act", "act", "batch", "pool", "global", "resize", "conv", "residual", "concat", "gate")
     if kind == "batch":
         return _batch(w, x, c), c
@@ -130,7 +130,7 @@ def _behind(w: Writer, x: str, c: int, rank: int) -> tuple[str, int]:
 
 
 def product(w: Writer) -> None:
-    """Products, one after another, with epilogues and norms."""
+    """Add consecutive products, with epilogues and norms."""
     kind = w.pick("dense", "dense", "dense", "batched", "batched", "gemm", "nbits")
     if kind == "batched":
         _batched(w)
@@ -146,7 +146,7 @@ def _chain(w: Writer, kind: str) -> None:
         k = w.pick(16, 32, 48, 64, 128, 160)
     w.sizes["M"] = LENGTHS
     if w.chance(0.4):
-        w.sizes["B"] = FEW
+        w.sizes["B"] = SMALL_SIZES
     x = first = w.input("x", [*(["B"] if "B" in w.sizes else []), "M", k])
     width = k
     for n in range(w.pick(1, 1, 2, 3)):
@@ -194,8 +194,8 @@ def _gemm(w: Writer) -> None:
 
 
 def _batched(w: Writer) -> None:
-    """Both operands are inputs, with batches that are broadcast, perhaps turned."""
-    w.sizes |= {"B": FEW, "M": LENGTHS, "K": LENGTHS, "N": LENGTHS}
+    """Add a product of two inputs, with batches that are broadcast, perhaps transposed."""
+    w.sizes |= {"B": SMALL_SIZES, "M": LENGTHS, "K": LENGTHS, "N": LENGTHS}
     h = w.pick(1, 2, 3)
     left, right = w.pick(
         (["B", h], ["B", h]), (["B", h], [h]), (["B", h], ["B", 1]), (["B", 1], [1, h]), ([], ["B", h]), (["B"], ["B"]),
@@ -225,12 +225,12 @@ MASKS: tuple[Dims, ...] = (
 
 
 def attention(w: Writer) -> None:
-    """Scores, perhaps masked, softmax, values."""
+    """Add scores, perhaps masked, softmax, values."""
     heads, groups = w.pick((1, 1), (2, 1), (3, 1), (4, 2), (4, 4), (6, 3))
     kv = heads // groups
     d = w.pick(32, 40, 64, 64, 64, 80, 96, 128, 128, 192, 256, 8, 5, 33)
     v_width = d if w.chance(0.8) else w.pick(8, 32, 64, 72)
-    w.sizes |= {"B": FEW, "L": LENGTHS}
+    w.sizes |= {"B": SMALL_SIZES, "L": LENGTHS}
     self_, past = w.chance(0.4), w.chance(0.4)
     if past:
         w.sizes["P"] = (0, 1, 2, 7, 63, 64, 65, 130)
@@ -279,7 +279,7 @@ def _repeated(w: Writer, x: str, kv: int, groups: int, width: int) -> str:
 
 
 def _masked(w: Writer, s: str, heads: int, total: str) -> str:
-    """The scores with nothing, a mask that is added or chosen by, or a triangle."""
+    """Return the scores without a mask, with an added or selecting mask, or with a triangle."""
     kind = w.pick("none", "add", "add", "where", "causal", "causal")
     if kind == "none":
         return s
@@ -301,7 +301,7 @@ def _masked(w: Writer, s: str, heads: int, total: str) -> str:
 
 
 def rows(w: Writer) -> None:
-    """Something element-wise, then a reduction, norm or scan over some axes, perhaps another one."""
+    """Add an element-wise operator, then a reduction, norm or scan over some axes, perhaps another one."""
     rank = w.pick(1, 2, 2, 3, 3, 4)
     dims: list[int | str] = []
     for name in "ABCD"[:rank]:
@@ -348,7 +348,7 @@ def _row(w: Writer, x: str, kind: str, rank: int) -> str:
 
 
 def _places(w: Writer, rank: int) -> None:
-    """Indices of the largest elements, of an input itself: rounding may make no ties."""
+    """Add indices of the largest elements of an input itself: rounding must not make ties."""
     axis = w.random.randrange(rank)
     if w.chance(0.5):
         op = w.pick("ArgMax", "ArgMin")
@@ -362,10 +362,10 @@ def _places(w: Writer, rank: int) -> None:
 
 
 def bytes_(w: Writer) -> None:
-    """Products or convolutions of quantized numbers whose scales are powers of two: every sum is exact."""
+    """Add products or convolutions of quantized numbers whose scales are powers of two: every sum is exact."""
     image = w.chance(0.6)
     c, kind = w.pick(1, 2, 3, 4, 8, 16, 24, 33, 64), w.pick(np.uint8, np.int8)
-    w.sizes |= {"N": FEW, "H": SIDES, "W": SIDES} if image else {"M": LENGTHS}
+    w.sizes |= {"N": SMALL_SIZES, "H": SIDES, "W": SIDES} if image else {"M": LENGTHS}
     x = w.input("x", ["N", c, "H", "W"] if image else ["M", c])
     x = _steps(w, x, kind)
     for _ in range(w.pick(1, 1, 2)):
@@ -383,7 +383,7 @@ def _steps(w: Writer, x: str, kind: Any) -> str:
 
 
 def _byte_weights(w: Writer, shape: Sequence[int], axis: int) -> str:
-    """Of one scale, or of one for each result."""
+    """Return weights of one scale, or of one scale per result."""
     many = w.chance(0.5)
     n = shape[axis]
     scale = 2.0 ** -w.numbers.integers(5, 7, n) if many else w.pick(2.0**-5, 2.0**-6)
@@ -418,7 +418,7 @@ FAMILIES: Mapping[str, Callable[[Writer], None]] = {
 
 
 def random_layer(family: str, seed: int, count: int = 5) -> Layer:
-    """The layer of a family and a seed, with at most ``count`` shapes."""
+    """Return the layer of a family and a seed, with at most ``count`` shapes."""
     w = Writer(seed)
     FAMILIES[family](w)
     return w.layer(family, count, exact=family == "bytes")

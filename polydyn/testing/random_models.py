@@ -1,4 +1,4 @@
-"""Random ONNX models of shape arithmetic: sizes that are taken, computed with, and given to operators that obey them.
+"""Random ONNX models of shape arithmetic: sizes that are read, computed with, and passed to operators.
 
 A model is a function of its seed. It mixes three kinds of values: float tensors (``t``), int64 vectors that hold sizes
 (``v``) and int64 scalars (``s``). Every value is an output, so that one run shows every shape and every size.
@@ -19,8 +19,8 @@ SIZES = (0, 1, 2, 5, 10, 127, 128)
 KINDS = (
     "Expand", "Tile", "Pad", "Resize", "Transpose", "Concat", "Add", "Unsqueeze", "Split", "Gather", "Reduce",
 )  # fmt: skip
-MOST = 200_000
-"""Largest number of elements that a feed or a result should have."""
+MAX_ELEMENTS = 200_000
+"""Maximum number of elements of a feed or a result."""
 
 
 class Builder:
@@ -32,9 +32,9 @@ class Builder:
         self.constants: list[onnx.TensorProto] = []
         self.inputs: dict[str, list[int | str]] = {}
         self.tensors: dict[str, int] = {}
-        """Float tensors and their ranks."""
+        """Maps float tensors to their ranks."""
         self.vectors: dict[str, int] = {}
-        """Vectors of sizes and their lengths."""
+        """Maps vectors of sizes to their lengths."""
         self.scalars: list[str] = []
         for i in range(self.random.randint(1, 3)):
             self.inputs[f"x{i}"] = [self._dim() for _ in range(self.random.randint(1, 3))]
@@ -48,19 +48,19 @@ class Builder:
     # -- parts -------------------------------------------------------------------------------------------------------
 
     def const(self, value: Any, dtype: type = np.int64) -> str:
-        """A constant."""
+        """Add a constant."""
         name = f"k{len(self.constants)}"
         self.constants.append(numpy_helper.from_array(np.asarray(value, dtype), name))
         return name
 
     def add(self, op: str, inputs: Sequence[str], **attributes: Any) -> str:
-        """A node with one output."""
+        """Add a node with one output."""
         name = f"n{len(self.nodes)}"
         self.nodes.append(helper.make_node(op, list(inputs), [name], name=f"{op}_{name}", **attributes))
         return name
 
     def scalar(self) -> str:
-        """A size, or something computed from sizes."""
+        """Return a size, or a scalar computed from sizes."""
         if not self.scalars or self.random.random() < 0.3:
             t = self.tensor()
             axis = self.random.randrange(-self.tensors[t], self.tensors[t]) if self.tensors[t] else None
@@ -70,17 +70,17 @@ class Builder:
         return self.random.choice(self.scalars)
 
     def note_scalar(self, name: str) -> str:
-        """Makes a scalar known."""
+        """Register a scalar."""
         self.scalars.append(name)
         return name
 
     def note(self, name: str, rank: int) -> str:
-        """Makes a tensor known."""
+        """Register a tensor."""
         self.tensors[name] = rank
         return name
 
     def vector_of(self, scalars: Sequence[str]) -> str:
-        """A vector from scalars."""
+        """Build a vector from scalars."""
         parts = [self.add("Unsqueeze", [s, self.const([0])]) for s in scalars]
         name = self.add("Concat", parts, axis=0) if parts else self.const(np.zeros(0))
         if parts:
@@ -88,25 +88,25 @@ class Builder:
         return name
 
     def tensor(self) -> str:
-        """Any float tensor, the later the more likely."""
+        """Return any float tensor, later ones with higher probability."""
         names = list(self.tensors)
         return self.random.choice(names if self.random.random() < 0.5 else names[-3:])
 
     def shape_of(self, t: str) -> str:
-        """The Shape of a tensor."""
+        """Return the Shape of a tensor."""
         name = self.add("Shape", [t])
         self.vectors[name] = self.tensors[t]
         return name
 
     def clamped(self, low: int, high: int) -> str:
-        """A scalar in [low, high]."""
+        """Return a scalar in [low, high]."""
         s = self.add("Max", [self.scalar(), self.const(low)])
         return self.note_scalar(self.add("Min", [s, self.const(high)]))
 
     # -- arithmetic on sizes -----------------------------------------------------------------------------------------
 
     def arithmetic(self) -> None:
-        """One operation on scalars."""
+        """Add one operation on scalars."""
         r, a = self.random, self.scalar()
         kind = r.choice(["Add", "Sub", "Mul", "Div", "Mod", "Min", "Max", "Neg", "Abs", "half", "choose", "ratio"])
         if kind in ("Neg", "Abs"):
@@ -135,11 +135,11 @@ class Builder:
         self.note_scalar(out)
 
     def operand(self) -> str:
-        """A constant or a scalar."""
+        """Return a constant or a scalar."""
         return self.const(self.random.choice([-1, 0, 1, 2, 3, 7, 64])) if self.random.random() < 0.5 else self.scalar()
 
     def vectors_op(self) -> None:
-        """One operation on vectors of sizes."""
+        """Add one operation on vectors of sizes."""
         v = self.random.choice([*self.vectors, self.shape_of(self.tensor())])
         n = self.vectors[v]
         kind = self.random.choice(["Slice", "Gather", "reduce", "Concat", "elementwise"])
@@ -161,10 +161,10 @@ class Builder:
             op = self.random.choice(["Add", "Mul", "Max", "Sub"])
             self.vectors[self.add(op, [v, self.const(self.random.choices([0, 1, 2, 3], k=n))])] = n
 
-    # -- what obeys sizes --------------------------------------------------------------------------------------------
+    # -- operators on sizes --------------------------------------------------------------------------------------------
 
     def make(self) -> None:
-        """A tensor made of sizes."""
+        """Add a tensor made of sizes."""
         kind = self.random.choice(["Range", "ConstantOfShape", "Expand"])
         if kind == "Range":
             by = self.random.choice([1, 1, 2, 3, -1, -2])
@@ -181,7 +181,7 @@ class Builder:
             self.note(self.add("ConstantOfShape", [dims], value=value), rank)
 
     def cut(self) -> None:
-        """Slice with computed starts and ends."""
+        """Add a Slice with computed starts and ends."""
         t = self.tensor()
         if not self.tensors[t]:
             return
@@ -193,7 +193,7 @@ class Builder:
         self.note(self.add("Slice", [t, *bounds, self.const([axis]), self.const([step])]), self.tensors[t])
 
     def reshape(self) -> None:
-        """Reshape by kept, merged or split dims, some as -1 or 0."""
+        """Add a Reshape by kept, merged or split dims, some as -1 or 0."""
         t = self.tensor()
         n, r = self.tensors[t], self.random
         kind = r.choice(["flat", "merge", "split", "rest", "zero", "permute"])
@@ -220,7 +220,7 @@ class Builder:
             self.note(self.add("Reshape", [t, self.vector_of([dims[a] for a in order])]), n)
 
     def transform(self) -> None:
-        """Operators that take sizes for every axis: Expand, Tile, Pad, Resize; and those that take none."""
+        """Add operators that take sizes for every axis (Expand, Tile, Pad, Resize), and others without sizes."""
         t, r = self.tensor(), self.random
         n = self.tensors[t]
         kind = r.choice(KINDS)
@@ -258,7 +258,7 @@ class Builder:
                 self.note(self.add("Concat", [t, u], axis=r.randrange(n)), n)
 
     def split(self, t: str, axis: int) -> None:
-        """Two parts: halves, or a computed size and the rest."""
+        """Split into two parts: halves, or a computed size and the rest."""
         first, second = f"n{len(self.nodes)}a", f"n{len(self.nodes)}b"
         inputs = [t]
         attributes: dict[str, Any] = {"axis": axis}
@@ -273,7 +273,7 @@ class Builder:
         self.tensors |= {first: self.tensors[t], second: self.tensors[t]}
 
     def model(self) -> onnx.ModelProto:
-        """The model so far, every value an output."""
+        """Return the current model, with every value an output."""
         kinds = {n: (TensorProto.FLOAT, r) for n, r in self.tensors.items() if n not in self.inputs}
         kinds |= dict.fromkeys(self.vectors, (TensorProto.INT64, 1))
         kinds |= dict.fromkeys(self.scalars, (TensorProto.INT64, 0))
@@ -287,7 +287,7 @@ class Builder:
 
 
 def random_model(seed: int, steps: int = 0) -> onnx.ModelProto:
-    """The model of a seed; ``steps`` things are added, 0: some."""
+    """Return the model of a seed; ``steps`` operations are added, a random number of them if 0."""
     b = Builder(seed)
     steps = steps or b.random.randint(4, 16)
     kinds: Mapping[Callable[[], None], float] = {
@@ -300,13 +300,13 @@ def random_model(seed: int, steps: int = 0) -> onnx.ModelProto:
 
 
 def random_feeds(model: onnx.ModelProto, seed: int) -> dict[str, np.ndarray[Any, Any]]:
-    """Inputs at sizes from SIZES, small ones when the large ones would have too many elements."""
+    """Return inputs at sizes from SIZES, small ones if the large ones would have too many elements."""
     r = random.Random(seed)
     dims = {x.name: [d.dim_param or d.dim_value for d in x.type.tensor_type.shape.dim] for x in model.graph.input}
     for attempt in range(20):
         chosen = {s: r.choice(SIZES if attempt < 10 else SIZES[:5]) for s in SYMBOLS}
         shapes = {n: tuple(chosen[d] if isinstance(d, str) else d for d in ds) for n, ds in dims.items()}
-        if all(np.prod(s) <= MOST for s in shapes.values()):
+        if all(np.prod(s) <= MAX_ELEMENTS for s in shapes.values()):
             break
     numbers = np.random.default_rng(seed)
     return {n: numbers.integers(-9, 9, s).astype(np.float32) for n, s in shapes.items()}

@@ -1,7 +1,7 @@
-"""Random ONNX models of what exporters write, and of what ONNX allows: a model is a function of its seed.
+"""Random ONNX models in exporters' style, and in any form that ONNX allows: a model is a function of its seed.
 
-Every model has a theme, which says what its inputs are and which motifs are likely; the theme ``operators`` has single
-operators of any opset, first one version of one operator. ``random_case`` makes the model with its calls.
+Every model has a theme, which defines its inputs and likely motifs; the theme ``operators`` has single operators of any
+opset, first one version of one operator. ``random_case`` makes the model with its calls.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from polydyn.testing import motifs as m
 from polydyn.testing import motifs_control as c
 from polydyn.testing import motifs_layers as n
 from polydyn.testing import motifs_tables as t
-from polydyn.testing.drafts import NEWEST, PLAIN, SIZES, Case, Dims, Draft, Rejected
+from polydyn.testing.drafts import MAX_OPSET, PLAIN, SIZES, Case, Dims, Draft, Rejected
 from polydyn.testing.motifs import Motif
 from polydyn.testing.operator_cases import operator, operator_of, subject
 
@@ -28,14 +28,14 @@ MAPS: Mapping[Motif, float] = {m.unary: 3, m.binary: 2, n.reduction: 1, n.softma
 
 @dataclass(frozen=True)
 class Theme:
-    """What models are about: dims of the first input, motifs and how likely they are, how many; ``oldest`` opset."""
+    """A theme of models: dims of the first input, motifs and their weights, number of steps; ``oldest`` opset."""
 
     inputs: Sequence[Dims]
     motifs: Mapping[Any, float]
     steps: Sequence[int] = (2, 3, 5, 7)
     oldest: int = 7
     rarely: int = 1
-    """One in so many is planned or compiled, of those that would be."""
+    """One in ``rarely`` models is planned or compiled, of the models that otherwise would be."""
     sizes: Sequence[int] = SIZES
 
 
@@ -66,17 +66,17 @@ THEMES: Mapping[str, Theme] = {
 }  # fmt: skip
 SHARES = {"views": 3, "products": 2, "vision": 1.5, "windows": 0.6, "tables": 1.5, "sizes": 1.5, "control": 1.2,
           "bytes": 1.2, "operators": 8, "mixed": 2}  # fmt: skip
-"""How many models have a theme, beside each other."""
+"""Relative frequency of each theme."""
 TRIES = 12
 
 
 def random_case(seed: int, theme: str = "") -> Case:
-    """The model of a seed. ``theme``: of this theme, instead of one that the seed says."""
+    """Return the model of a seed. ``theme``: use this theme instead of the seed's own."""
     r = random.Random(seed)
     drawn = _theme(r)
     theme = theme or drawn
     of = THEMES[theme]
-    opset, about = r.randint(of.oldest, NEWEST), None
+    opset, about = r.randint(of.oldest, MAX_OPSET), None
     if theme == "operators" and r.random() < 0.9:
         about, opset = subject(r)
     kind = r.choices(["float32", "float64", "float16"], [10, 1, 0 if theme in ("vision", "bytes") else 1])[0]
@@ -107,12 +107,12 @@ def _theme(r: random.Random) -> str:
 
 
 def theme_of(seed: int) -> Theme:
-    """The theme that the model of a seed has by itself."""
+    """Return the theme of the model of a seed."""
     return THEMES[_theme(random.Random(seed))]
 
 
 def _outputs(b: Draft) -> list[str]:
-    """The last results that nobody reads, some that should be outputs, perhaps some other and a view of one."""
+    """Return the last unread results, some that should be outputs, perhaps some other and a view of one."""
     r = b.random
     made = [o for n in b.nodes for o in n.output if o in b.values]
     read = {i for n in b.nodes for i in n.input}
@@ -130,7 +130,9 @@ def _outputs(b: Draft) -> list[str]:
 
 
 def _calls(b: Draft, theme: Theme) -> list[dict[str, int]]:
-    """Sizes of several calls: those the model was made with, others, and one with an axis of 0 or of 1 element."""
+    """Return sizes of several calls: the sizes of the model's construction, others, and one with an axis of 0 or 1
+    element.
+    """
     r = b.random
     calls = [dict(b.samples[0])] + [{n: r.choice(theme.sizes) for n in PLAIN} for _ in range(3)]
     calls.append({n: r.choice((*theme.sizes[:4], 0, 1)) for n in PLAIN})

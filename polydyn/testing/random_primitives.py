@@ -14,12 +14,12 @@ from polydyn.schedules.index import ONE, ZERO, Index, IndexLike, maximum, produc
 
 CONSTANTS = (1, 1, 2, 3, 5, 7, 16, 17, 31, 32, 33, 48, 64, 65, 100)
 SIZES = (0, 1, 1, 2, 3, 5, 7, 13, 16, 17, 31, 32, 33, 47, 64, 97, 130)
-LONG = (769, 1024, 1601)
+LONG_EXTENTS = (769, 1024, 1601)
 """Reduction extents that need more than one reduction block."""
 MAX_ELEMENTS = 40_000
 MAX_WORK = 3_000_000
 TABLE = 11
-"""Rows of gathered tables; every integer input lies in [0, TABLE)."""
+"""Rows of gathered tables; every integer input is in [0, TABLE)."""
 
 
 class TooLarge(Exception):
@@ -44,13 +44,13 @@ class Primitives:
     # -- tensors -------------------------------------------------------------------------------------------------
 
     def dim(self) -> Dim:
-        """A symbol (mostly) or a constant."""
+        """Return a symbol (mostly) or a constant."""
         if self.random.random() < 0.6:
             return Index.of(self.random.choice(self.symbols))
         return Index.of(self.random.choice(CONSTANTS))
 
     def source(self, shape: Sequence[Dim], dtype: str = "float32", constant: float = 0.5) -> str:
-        """A new input, or a constant where the shape permits."""
+        """Add a new input, or a constant if the shape permits."""
         shape = tuple(shape)
         name = f"{self.prefix}x{len(self.tensors)}"
         self.tensors[name] = Tensor(name, dtype, shape)
@@ -62,7 +62,7 @@ class Primitives:
         return name
 
     def add(self, shape: Sequence[Dim], body: Value, reduction: Sequence[Dim] = (), reduce: str | None = None) -> str:
-        """A new Compute; returns its output."""
+        """Add a new Compute and return its output."""
         if product(d.constant or 1 for d in (*shape, *reduction)).constant > MAX_WORK:  # type: ignore[operator]
             raise TooLarge
         name = f"{self.prefix}t{len(self.tensors)}"
@@ -73,11 +73,11 @@ class Primitives:
         return name
 
     def shape(self, t: str) -> tuple[Dim, ...]:
-        """The tensor's shape."""
+        """Return the tensor's shape."""
         return self.tensors[t].shape
 
     def pick(self) -> str:
-        """A live tensor, a recent one more often."""
+        """Return a live tensor, a recent one more often."""
         if not self.live or self.random.random() < 0.08:
             rank = self.random.choice((1, 2, 2, 3, 3, 4))
             self.live.append(self.source([self.dim() for _ in range(rank)], constant=0.1))
@@ -85,15 +85,15 @@ class Primitives:
         return self.random.choice(self.live[-3:] if self.random.random() < 0.8 else self.live)
 
     def at(self, t: str, axes: Sequence[Index | int | str]) -> Value:
-        """A load of ``t``."""
+        """Return a load of ``t``."""
         return load(t, tuple(axes), self.tensors[t].dtype)
 
     def own(self, t: str) -> Value:
-        """The element of ``t`` with the output's subscripts."""
+        """Return the element of ``t`` with the output's subscripts."""
         return self.at(t, [dim_name(a) for a in range(len(self.shape(t)))])
 
     def aligned(self, shape: Sequence[Dim]) -> Value:
-        """A load of some tensor that broadcasts to ``shape``: an old one that fits, or a new one."""
+        """Return a load of some tensor that broadcasts to ``shape``: an old one that fits, or a new one."""
         fitting = [t for t in self.live if self._fits(self.shape(t), shape)]
         if fitting and self.random.random() < 0.6:
             t = self.random.choice(fitting)
@@ -111,7 +111,7 @@ class Primitives:
     # -- primitives ----------------------------------------------------------------------------------------------
 
     def expression(self, leaves: Sequence[Value]) -> Value:
-        """A random bounded expression over the leaves."""
+        """Return a random bounded expression over the leaves."""
         pool = list(leaves)
         for _ in range(self.random.randint(1, 4)):
             a, b = self.random.choice(pool), self.random.choice(pool)
@@ -133,7 +133,7 @@ class Primitives:
         return out
 
     def elementwise(self) -> None:
-        """A map over one to three tensors that broadcast."""
+        """Add a map over one to three tensors that broadcast."""
         t = self.pick()
         shape = self.shape(t)
         leaves = [self.own(t)]
@@ -146,7 +146,7 @@ class Primitives:
         self.add(shape, self.expression(leaves))
 
     def reduction(self) -> None:
-        """A reduction over random axes, kept as 1 or dropped."""
+        """Add a reduction over random axes, kept as 1 or dropped."""
         t = self.pick()
         shape = self.shape(t)
         axes = [a for a in range(len(shape)) if self.random.random() < 0.45] or [max(0, len(shape) - 1)]
@@ -155,7 +155,7 @@ class Primitives:
         self._reduce(t, axes, self.random.choice(("sum", "sum", "max", "min")), self.random.random() < 0.5)
 
     def _reduce(self, t: str, axes: Sequence[int], reduce: str, keep: bool, body: Value | None = None) -> str:
-        """``body``: over the output's subscripts of ``t``, default its element."""
+        """Add a reduction. ``body``: over the output's subscripts of ``t``, default its element."""
         shape = self.shape(t)
         env: list[Index] = []
         out: list[Dim] = []
@@ -172,7 +172,7 @@ class Primitives:
         return self.add(out, value, [shape[a] for a in axes], reduce)
 
     def contraction(self) -> None:
-        """A sum of products with batch, row, column and reduction axes in any order."""
+        """Add a sum of products with batch, row, column and reduction axes in any order."""
         t = self.pick()
         shape = self.shape(t)
         if not shape:
@@ -218,7 +218,7 @@ class Primitives:
         return self.random.choice(same) if same and self.random.random() < 0.5 else self.source(shape)
 
     def transpose(self) -> None:
-        """A permutation of axes."""
+        """Add a permutation of axes."""
         t = self.pick()
         shape = self.shape(t)
         order = list(range(len(shape)))
@@ -231,7 +231,7 @@ class Primitives:
         self.add([shape[s] for s in order], self.at(t, index))
 
     def reshape(self) -> None:
-        """Merges two adjacent axes, or splits one whose size is a product, or adds an axis of size 1."""
+        """Merge two adjacent axes, or split one whose size is a product, or add an axis of size 1."""
         t = self.pick()
         shape = self.shape(t)
         splits = [(a, f) for a, d in enumerate(shape) for f in self._factors(d)]
@@ -267,7 +267,7 @@ class Primitives:
         return out
 
     def cut(self) -> None:
-        """A slice: without the first element, every second one, reversed, or a constant range."""
+        """Add a slice: without the first element, every second one, reversed, or a constant range."""
         t = self.pick()
         shape = list(self.shape(t))
         if not shape:
@@ -286,7 +286,7 @@ class Primitives:
         self.add(shape, self.at(t, index))
 
     def expand(self) -> None:
-        """Broadcasts axes of size 1, or adds a leading axis."""
+        """Broadcast axes of size 1, or add a leading axis."""
         t = self.pick()
         shape = list(self.shape(t))
         index = [Index.of(dim_name(b)) for b in range(len(shape))]
@@ -300,7 +300,7 @@ class Primitives:
         self.add(shape, self.at(t, index))
 
     def concat(self) -> None:
-        """Joins tensors of equal shape but for one axis."""
+        """Join tensors of equal shape except for one axis."""
         t = self.pick()
         shape = self.shape(t)
         if not shape:
@@ -325,7 +325,7 @@ class Primitives:
 
 
 def random_array(numbers: np.random.Generator, dtype: str, shape: Sequence[int]) -> Array:
-    """Values of moderate size; integers lie in [0, TABLE)."""
+    """Return values of moderate size; integers are in [0, TABLE)."""
     if dtype == "float32":
         return numbers.standard_normal(tuple(shape)).astype(np.float32)
     return numbers.integers(0, TABLE if dtype != "bool" else 2, tuple(shape)).astype(numpy_dtype(dtype))

@@ -1,11 +1,10 @@
-"""A walk over ONNX's schemas: every operator, version, type and attribute is right, or refused by name.
+"""Walk over ONNX's schemas: every operator, version, type and attribute must be right, or rejected by name.
 
-Run: ``python -m polydyn.testing.schemas [operator ...] [--share 20] [--seed 0]``. Models come from ONNX's node cases:
-the same node in every version that its inputs and attributes fit, in every type that the version allows, with each
-attribute at its default and at other values. Nothing is compiled: they are imported and evaluated in numpy. Right is
-what ONNX's reference evaluator gives, or ONNX Runtime, in the types that ONNX's inference gives; where both fail
-anything but an internal error is right.
-``--share``: one model of so many, chosen by the seed.
+Run: ``python -m polydyn.testing.schemas [operator ...] [--share 20] [--seed 0]``. Models are derived from ONNX's node
+cases: the same node in every version that its inputs and attributes fit, in every type that the version allows, with
+each attribute at its default and at other values. Nothing is compiled: they are imported and evaluated in numpy. A
+right result equals ONNX's reference evaluator, or ONNX Runtime, in the types of ONNX's inference; if both fail,
+anything except an internal error is right. ``--share``: run one model of this many, chosen by the seed.
 """
 
 from __future__ import annotations
@@ -35,16 +34,16 @@ Schema = Any
 RANDOM = {
     "Bernoulli", "Multinomial", "RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike", "Dropout",
 }  # fmt: skip
-"""Their numbers are those of one generator."""
+"""Operators whose numbers come from a random generator."""
 SEEDS = 3
-"""So many node cases of an operator, those of the fewest elements."""
-SMALL = 4096
-"""Cases of more elements are left out."""
+"""Number of node cases per operator, the ones with the fewest elements."""
+MAX_CASE_ELEMENTS = 4096
+"""Cases with more elements are left out."""
 
 
 @dataclass(frozen=True)
 class Model:
-    """A model of one node, what it is fed, and how errors call it."""
+    """A model of one node, its feeds, and its name in errors."""
 
     proto: onnx.ModelProto
     feeds: Mapping[str, Array]
@@ -53,7 +52,7 @@ class Model:
 
 @cache
 def seeds() -> dict[str, list[Any]]:
-    """Operator -> its smallest node cases of one node, of tensors only."""
+    """Map each operator to its smallest node cases of one node, of tensors only."""
     found: dict[str, list[tuple[int, str, Any]]] = {}
     for case in cases():
         nodes = case.model.graph.node
@@ -61,7 +60,7 @@ def seeds() -> dict[str, list[Any]]:
         if len(nodes) != 1 or len(case.data_sets) != 1 or any(a is None or a.dtype == object for a in arrays):
             continue
         size = sum(a.size for a in arrays)
-        if size <= SMALL and nodes[0].op_type not in RANDOM and not decided(case):
+        if size <= MAX_CASE_ELEMENTS and nodes[0].op_type not in RANDOM and not decided(case):
             key = f"{nodes[0].domain}::{nodes[0].op_type}" if nodes[0].domain else nodes[0].op_type
             found.setdefault(key, []).append((size, case.name, case))
     return {op: [c for _, _, c in sorted(some, key=lambda x: x[:2])[:SEEDS]] for op, some in found.items()}
@@ -69,14 +68,14 @@ def seeds() -> dict[str, list[Any]]:
 
 @cache
 def versions(op: str) -> list[Schema]:
-    """All schemas of an operator, oldest first."""
+    """Return all schemas of an operator, oldest first."""
     domain, _, name = op.rpartition("::")
     every = onnx.defs.get_all_schemas_with_history()
     return sorted((s for s in every if (s.domain, s.name) == (domain, name)), key=lambda s: s.since_version)
 
 
 def models(op: str, chosen: Callable[[], bool] = lambda: True) -> Iterator[Model]:
-    """What the walk tries of one operator, as far as it is chosen."""
+    """Yield the models of one operator that ``chosen`` selects."""
     for case in seeds().get(op, []):
         (node,) = case.model.graph.node
         names = [x.name for x in case.model.graph.input]
@@ -88,7 +87,7 @@ def models(op: str, chosen: Callable[[], bool] = lambda: True) -> Iterator[Model
             older, left = fitted
             place, kinds = f"{op}-{schema.since_version} of {case.name}", _types(older, schema, left)
             for kind in (k for k in kinds if chosen()):
-                typed = {n: _as(x, kind) if n in _alike(older, schema) else x for n, x in left.items()}
+                typed = {n: _as(x, kind) if n in _inputs_of_same_type(older, schema) else x for n, x in left.items()}
                 yield _model(older, schema, typed, f"{place} in {kind}")
             for changed, what in (c for c in _changed(older, schema) if chosen()) if kinds else ():
                 yield _model(changed, schema, left, f"{place} with {what}")
@@ -97,7 +96,10 @@ def models(op: str, chosen: Callable[[], bool] = lambda: True) -> Iterator[Model
 def _fitted(
     node: onnx.NodeProto, schema: Schema, feeds: Mapping[str, Array]
 ) -> tuple[onnx.NodeProto, dict[str, Array]] | None:
-    """The node as a version has it: inputs that were attributes are such. None: it has no such node."""
+    """Return the node in the form of a version, or None if that version has no such node.
+
+    Inputs that were attributes in that version become attributes.
+    """
     out, left = onnx.NodeProto(), dict(feeds)
     out.CopyFrom(node)
     for position, name in reversed(list(enumerate(node.input))):
@@ -134,14 +136,14 @@ def _formal(schema: Schema, position: int) -> Any:
     return schema.inputs[min(position, len(schema.inputs) - 1)]
 
 
-def _alike(node: onnx.NodeProto, schema: Schema) -> set[str]:
-    """The inputs that share the first one's type."""
+def _inputs_of_same_type(node: onnx.NodeProto, schema: Schema) -> set[str]:
+    """Return the inputs that share the first one's type."""
     first = _formal(schema, 0).type_str
     return {n for k, n in enumerate(node.input) if n and _formal(schema, k).type_str == first}
 
 
 def _types(node: onnx.NodeProto, schema: Schema, feeds: Mapping[str, Array]) -> list[str]:
-    """The types of the first input that the version allows, its own among them."""
+    """Return the types of the first input that the version allows, its own among them."""
     if not node.input or not node.input[0]:
         return ["its types"]
     found = {type_name(t) for t in _formal(schema, 0).types}
@@ -161,7 +163,7 @@ def _as(x: Array, kind: str) -> Array:
 
 
 def _changed(node: onnx.NodeProto, schema: Schema) -> Iterator[tuple[onnx.NodeProto, str]]:
-    """The node with one attribute left out, or at another value."""
+    """Yield the node with one attribute omitted, or at another value."""
     given = {a.name: helper.get_attribute_value(a) for a in node.attribute}
     kinds = onnx.defs.OpSchema.AttrType
     for name, a in sorted(schema.attributes.items()):
@@ -184,7 +186,8 @@ def _changed(node: onnx.NodeProto, schema: Schema) -> Iterator[tuple[onnx.NodePr
 
 
 def _model(node: onnx.NodeProto, schema: Schema, feeds: Mapping[str, Array], name: str) -> Model:
-    """Axes, shapes and the like are constants, as in models that people ship; what comes first is an input."""
+    """Build a model; axes, shapes and similar inputs are constants, as in shipped models, the first input is an input.
+    """
     first = 0 if node.op_type in MADE_OF_SIZES else 1
     inputs = [n for n in dict.fromkeys(node.input) if n]
     constant = [
@@ -206,14 +209,14 @@ def _model(node: onnx.NodeProto, schema: Schema, feeds: Mapping[str, Array], nam
 
 
 def verdict(model: Model) -> str:
-    """``right``, ``refused: ...``, ``nobody answers``, ``wrong: ...`` or ``internal: ...``."""
+    """Return ``right``, ``refused: ...``, ``nobody answers``, ``wrong: ...`` or ``internal: ...``."""
     try:
         got = by_reference(model.proto)(model.feeds)
     except PolydynError as e:
         said = " ".join(str(e).split())
         unforeseen = "a bug in polydyn" in said or not (e.node or e.tensor)
         return f"{'internal' if unforeseen else 'refused'}: {said[:200]}"
-    except Exception as e:  # what no caller should see
+    except Exception as e:  # no caller should get these
         return f"internal: {type(e).__name__} {e}"[:200]
     types = _inferred(model.proto)
     why = []
@@ -228,7 +231,7 @@ def verdict(model: Model) -> str:
 
 
 def _inferred(model: onnx.ModelProto) -> dict[str, str]:
-    """The dtypes of outputs as ONNX infers them."""
+    """Return the dtypes of outputs as ONNX infers them."""
     try:
         found = onnx.shape_inference.infer_shapes(model).graph.output
     except Exception:  # it has an opinion on more than types
@@ -238,7 +241,7 @@ def _inferred(model: onnx.ModelProto) -> dict[str, str]:
 
 
 UNFIT = {("Softmax", 13), ("LogSoftmax", 13), ("Hardmax", 13)}
-"""What ONNX's reference gets wrong before an opset: it takes one axis, not all from there on."""
+"""Operators that ONNX's reference gets wrong before an opset: it uses one axis, not all axes from it on."""
 
 
 def _by_reference(model: Model) -> Sequence[Array] | None:
@@ -261,7 +264,7 @@ def _by_onnxruntime(model: Model) -> Sequence[Array] | None:
     try:
         session = onnxruntime.InferenceSession(model.proto.SerializeToString(), options)
         return list(session.run(None, dict(model.feeds)))
-    except Exception:  # it says what it lacks in many ways
+    except Exception:  # it reports missing support in many ways
         return None
 
 
@@ -269,7 +272,7 @@ UNITS = {"float16": 2.0**-8, "bfloat16": 2.0**-5, "float32": 1e-4, "float64": 1e
 
 
 def difference(a: Array, b: Array, kind_of_onnx: str = "") -> str:
-    """How an answer differs from the authority's; empty where it does not."""
+    """Return the difference of an answer from the authority's, or an empty string."""
     a, b = np.asarray(a), np.asarray(b)
     tolerance = max(UNITS.get(x.dtype.name, 0.0) for x in (a, b))
     if a.dtype != b.dtype and str(a.dtype) == kind_of_onnx:
@@ -286,7 +289,7 @@ def difference(a: Array, b: Array, kind_of_onnx: str = "") -> str:
 
 
 def walk(operators: Sequence[str] = (), share: int = 1, seed: int = 0) -> Iterator[tuple[str, str]]:
-    """(name of the model, verdict) of one model of so many."""
+    """Yield (name of the model, verdict) of one model in ``share``."""
     numbers = np.random.default_rng(seed)
     for op in operators or sorted(seeds()):
         for model in models(op, lambda: bool(numbers.integers(share) == 0)):
@@ -294,12 +297,12 @@ def walk(operators: Sequence[str] = (), share: int = 1, seed: int = 0) -> Iterat
 
 
 def main() -> None:
-    """Prints what is wrong, and counts."""
+    """Print errors and counts."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("operators", nargs="*")
     parser.add_argument("--share", type=int, default=1)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--refused", action="store_true", help="prints refusals too")
+    parser.add_argument("--refused", action="store_true", help="print rejections too")
     args = parser.parse_args()
     counts: Counter[str] = Counter()
     for name, said in walk(args.operators, args.share, args.seed):

@@ -21,7 +21,7 @@ from polydyn.search.spaces.space import Space, unit_tile, usage
 def gemm(
     m: int | None = None, n: int | None = None, k: int | None = None, *, dtype: str = "float32", item: int = 4
 ) -> Backbone:
-    """``C[i, j] += A[i, k] * B[k, j]``; None marks a dynamic extent."""
+    """Return ``C[i, j] += A[i, k] * B[k, j]``; None marks a dynamic extent."""
     return Backbone(
         (Loop("i", m), Loop("j", n), Loop("k", k, "reduction")),
         (
@@ -34,18 +34,21 @@ def gemm(
 
 
 def exhaustive(space: Space, objective: Objective, trials: int, seed: int = 0) -> tuple[Trial, ...]:
-    """Every tuple in order, up to ``trials``. The seed is not used."""
+    """Try every tile in order, up to ``trials``. The seed is not used."""
     return in_order(space.tiles)(space, objective, trials, seed)
 
 
 def random_search(space: Space, objective: Objective, trials: int, seed: int = 0) -> tuple[Trial, ...]:
-    """Tuples drawn without replacement."""
+    """Try tiles drawn without replacement."""
     order = np.random.default_rng(seed).permutation(len(space))[:trials]
     return in_order([space.tiles[i] for i in order])(space, objective, trials, seed)
 
 
 def recorded_costs(records: Records, key: GroupKey, hardware: Hardware, space: Space) -> dict[Tile, float]:
-    """The recorded cost of every tuple of a space. ArtifactError: some were never measured (their number is named)."""
+    """Return the recorded cost of every tile of a space.
+
+    ArtifactError: some were never measured (their number is named).
+    """
     costs: dict[Tile, float] = {}
     for r in records.rows(group=key, hardware=hardware):
         if r.kind == "throughput" and not r.shape:
@@ -63,7 +66,7 @@ def recorded_costs(records: Records, key: GroupKey, hardware: Hardware, space: S
 
 
 def regret(trials: Sequence[Trial], optimum: float) -> list[float]:
-    """Best cost so far over the optimum, minus 1, after each trial; never increases."""
+    """Return the best cost so far over the optimum, minus 1, after each trial; it never increases."""
     out: list[float] = []
     least = math.inf
     for t in trials:
@@ -74,11 +77,11 @@ def regret(trials: Sequence[Trial], optimum: float) -> list[float]:
 
 @dataclass(frozen=True)
 class Simulated:
-    """A machine made of a few effects that real ones show, for tests and benchmarks without one.
+    """A machine with a few effects of real machines, for tests and benchmarks without one.
 
     Compute at the instruction's rate, held back by short register tiles; two memory levels, overlapped as far as
     resident blocks and stages allow; a penalty near the register limit and for power-of-two strides; last waves; and a
-    fixed few per cent per tuple that no model knows (``noise``, from a hash of tuple and ``seed``).
+    fixed few per cent per tile that no model can predict (``noise``, from a hash of tile and ``seed``).
     """
 
     backbone: Backbone
@@ -88,7 +91,7 @@ class Simulated:
     source: str = "model"
 
     def per_operation(self, tiles: Sequence[Tile]) -> list[float]:
-        """Seconds per operation on each tuple's own saturating instance: an explorer's objective."""
+        """Return seconds per operation on each tile's own saturating instance: an explorer's objective."""
         return [self._per_operation(t) for t in tiles]
 
     def _per_operation(self, tile: Tile) -> float:
@@ -96,7 +99,7 @@ class Simulated:
         return self._seconds(tile, shape) / self.backbone.flops(shape)
 
     def seconds(self, tiles: Sequence[Tile], shape: Shape, turns: int = 1) -> list[float]:
-        """Times of whole launches at a shape."""
+        """Return times of whole launches at a shape."""
         return [self._seconds(t, shape) for t in tiles]
 
     def _seconds(self, tile: Tile, shape: Shape) -> float:
@@ -112,7 +115,7 @@ class Simulated:
         )
 
     def kernel(self, tile: Tile) -> MacroKernel:
-        """What building a tuple and measuring one wave, and one block per unit, would give."""
+        """Return the result of building a tile and measuring one wave, and one block per unit."""
         used = usage(self.backbone, self.hardware, tile)
         resident = max(1, blocks_per_unit(used, self.hardware))
         sizes = {n: 2 * v for n, v in tile.level("b").items()}
@@ -126,7 +129,7 @@ class Simulated:
         return {x.name: steps * tile.level("b")[x.name] for x in self.backbone.reduction}
 
     def block_seconds(self, tile: Tile, sizes: Mapping[str, int], resident: int) -> float:
-        """Time in which one unit runs ``resident`` blocks side by side."""
+        """Return the time in which one unit runs ``resident`` blocks in parallel."""
         block, part = tile.level("b"), tile.level("t") or tile.level("w")
         split = tile.get("split")
         deep = {**block, **{x.name: -(-sizes[x.name] // split) for x in self.backbone.reduction}}
@@ -162,7 +165,7 @@ class Simulated:
 
 
 def instruction_of(backbone: Backbone, hardware: Hardware, tile: Tile) -> Instruction:
-    """The instruction that a tuple's level ``v`` stands for; the scalar one where it has none."""
+    """Return the instruction of a tile's level ``v``, or the scalar one if it has none."""
     usable = hardware.usable(backbone.dtype)
     unit = tile.level("v")
     return next((i for i in usable if unit_tile(backbone, i) == unit), usable[-1])

@@ -1,7 +1,7 @@
-"""Random models around ONNX's node cases: other nodes in front of the inputs and behind the outputs.
+"""Random models around ONNX's node cases: other nodes before the inputs and after the outputs.
 
-What stands around a case gives back what it is given, so the case's own outputs are the expected ones, for every
-operator that has a case. It is no identity to the compiler: it is fused, merged and proven with the case's node.
+The surrounding nodes return their input unchanged, so the case's own outputs are the expected ones, for every operator
+that has a case. The compiler does not see an identity: it fuses, merges and proves them with the case's node.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
-SIGNED = {TensorProto.FLOAT, TensorProto.DOUBLE, TensorProto.INT32, TensorProto.INT64}
-LEAST_OPSET = 14
-"""From here on axes are inputs everywhere, and a Reshape may say that 0 is a size."""
+SIGNED_TYPES = {TensorProto.FLOAT, TensorProto.DOUBLE, TensorProto.INT32, TensorProto.INT64}
+MIN_OPSET = 14
+"""From this opset on axes are inputs everywhere, and a Reshape may treat 0 as a size."""
 
 
 class Surroundings:
@@ -28,7 +28,7 @@ class Surroundings:
         self.count = 0
 
     def const(self, value: Any) -> str:
-        """A vector of int64."""
+        """Add a vector of int64."""
         return self._constant(np.asarray(value, np.int64))
 
     def _constant(self, array: Any) -> str:
@@ -37,18 +37,18 @@ class Surroundings:
         return f"around.k{self.count}"
 
     def op(self, name: str, *inputs: str, **attributes: Any) -> str:
-        """A node with one output, at the end of the graph."""
+        """Add a node with one output at the end of the graph."""
         self.count += 1
         out = f"around.{self.count}"
         self.graph.node.append(helper.make_node(name, inputs, [out], f"around_{name}_{self.count}", **attributes))
         return out
 
     def chain(self, x: str, kind: int, rank: int) -> str:
-        """One to three steps after a tensor; the name of what equals it."""
+        """Add one to three steps after a tensor; return the name of the equal result."""
         steps: list[Callable[[str, int, int], str]] = [self.reshaped]
         if rank:
             steps += [self.transposed, self.squeezed, self.sliced, self.joined]
-        if kind in SIGNED:
+        if kind in SIGNED_TYPES:
             steps += [self.negated, self.added]
         if kind == TensorProto.FLOAT:
             steps += [self.widened]
@@ -56,10 +56,11 @@ class Surroundings:
             x = step(x, kind, rank)
         return x
 
-    # -- steps: each gives back what it is given -----------------------------------------------------------------------
+    # -- steps: each returns its input unchanged
+    # ------------------------------------------------------------------------
 
     def reshaped(self, x: str, kind: int, rank: int) -> str:
-        """All in one axis, and back."""
+        """Merge all axes into one, and back."""
         shape = self.op("Shape", x)
         return (
             self.op("Reshape", self.op("Reshape", x, self.const([-1])), shape, allowzero=1)
@@ -68,47 +69,50 @@ class Surroundings:
         )
 
     def transposed(self, x: str, kind: int, rank: int) -> str:
-        """In another order of axes, and back."""
+        """Transpose, and back."""
         perm = self.random.sample(range(rank), rank)
         back = [perm.index(a) for a in range(rank)]
         return self.op("Transpose", self.op("Transpose", x, perm=perm), perm=back)
 
     def squeezed(self, x: str, kind: int, rank: int) -> str:
-        """With one more axis, and without it."""
+        """Add an axis, and remove it."""
         axes = self.const([self.random.randrange(rank + 1)])
         return self.op("Squeeze", self.op("Unsqueeze", x, axes), axes)
 
     def sliced(self, x: str, kind: int, rank: int) -> str:
-        """Backwards along an axis, twice."""
+        """Reverse along an axis, twice."""
         axis, last, first = self.const([self.random.randrange(rank)]), self.const([-1]), self.const([-(2**62)])
         for _ in range(2):
             x = self.op("Slice", x, last, first, axis, last)
         return x
 
     def joined(self, x: str, kind: int, rank: int) -> str:
-        """Twice along an axis, and the first half."""
+        """Repeat along an axis, and take the first half."""
         axis = self.random.randrange(rank)
         size = self.op("Gather", self.op("Shape", x), self.const([axis]))
         both = self.op("Concat", x, x, axis=axis)
         return self.op("Slice", both, self.const([0]), size, self.const([axis]))
 
     def negated(self, x: str, kind: int, rank: int) -> str:
-        """With the other sign, and back."""
+        """Negate, and back."""
         return self.op("Neg", self.op("Neg", x))
 
     def added(self, x: str, kind: int, rank: int) -> str:
-        """Plus a zero that is broadcast."""
+        """Add a broadcast zero."""
         return self.op("Add", x, self._constant(np.zeros([1] * rank, helper.tensor_dtype_to_np_dtype(kind))))
 
     def widened(self, x: str, kind: int, rank: int) -> str:
-        """In float64, and back."""
+        """Cast to float64, and back."""
         return self.op("Cast", self.op("Cast", x, to=TensorProto.DOUBLE), to=TensorProto.FLOAT)
 
 
 def surrounded(model: onnx.ModelProto, seed: int, ranks: dict[str, tuple[int, int]]) -> onnx.ModelProto | None:
-    """The model with nodes around it; None where its opset is too old. ``ranks``: element type and rank of outputs."""
+    """Return the model with nodes around it, or None if its opset is too old.
+
+    ``ranks``: element type and rank of outputs.
+    """
     opset = next((o.version for o in model.opset_import if not o.domain), 0)
-    if opset < LEAST_OPSET:
+    if opset < MIN_OPSET:
         return None
     out = onnx.ModelProto()
     out.CopyFrom(model)

@@ -1,7 +1,7 @@
 """Functions of torch from its own table of tests (``op_db``), as cases of ``fuzz_torch``.
 
-Every seed is one function in one of its variants and types. Its arguments are those of the table, with special values,
-with axes of 0, 1 or more elements, and in memory of other layouts; arguments that eager torch rejects are left out.
+Every seed is one function in one of its variants and types. Its arguments are the table's, with special values, with
+axes of 0, 1 or more elements, and in memory of other layouts; arguments that eager torch rejects are left out.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ from polydyn.testing.torch_check import Case, Session
 from polydyn.testing.torch_values import DTYPES, FLOATS_OF_8_BITS, laid_out, resized, split, with_special_values
 
 SAMPLES = 60
-"""Samples of the table among which some are chosen."""
-TOGETHER = 3
+"""Samples of the table from which some are chosen."""
+SAMPLES_PER_GRAPH = 3
 """Samples in one graph."""
-LARGEST = 4096
-"""Elements of a sample's tensor at most."""
+MAX_ELEMENTS = 4096
+"""Maximum number of elements of a sample's tensor."""
 
 
 @cache
 def functions() -> tuple[Any, ...]:
-    """The functions of torch's table that have no gradients to test, in an order that has nothing to do with names."""
+    """Return the functions of torch's table without gradient tests, in an order that is independent of names."""
     if importlib.util.find_spec("expecttest") is None:  # torch's tables import one class of it
         stand_in = types.ModuleType("expecttest")
         stand_in.TestCase = unittest.TestCase  # type: ignore[attr-defined]
@@ -47,20 +47,20 @@ def functions() -> tuple[Any, ...]:
 
 @dataclass(frozen=True)
 class Sample:
-    """The tensors of a call, and the function that calls with others in their places."""
+    """The tensors of a call, and a function that calls with other tensors in their places."""
 
     tensors: tuple[torch.Tensor, ...]
     call: Callable[[Sequence[torch.Tensor]], Any]
 
 
 def aten_case(seed: int) -> Case | None:
-    """The case of a seed; None if the function has no samples that eager torch runs."""
+    """Return the case of a seed, or None if the function has no samples that eager torch runs."""
     return _case(seed, None)
 
 
 def single_cases(seed: int) -> Iterator[Case]:
-    """Each sample of a seed's case alone."""
-    for k in range(TOGETHER):
+    """Yield each sample of a seed's case alone."""
+    for k in range(SAMPLES_PER_GRAPH):
         made = _case(seed, k)
         if made is not None:
             yield made
@@ -79,7 +79,7 @@ def _case(seed: int, only: int | None) -> Case | None:
     except Exception:
         return None
     in_place = function is info.inplace_variant
-    chosen = [_sample(function, s, in_place, through, r) for s in r.sample(found, min(TOGETHER, len(found)))]
+    chosen = [_sample(function, s, in_place, through, r) for s in r.sample(found, min(SAMPLES_PER_GRAPH, len(found)))]
     samples = [s for s in chosen if s is not None]
     if only is not None:
         samples = samples[only : only + 1]
@@ -96,22 +96,22 @@ def _case(seed: int, only: int | None) -> Case | None:
 
 
 def _dtype(info: Any, r: random.Random) -> tuple[Any, Any]:
-    """A type of the table, and the 8-bit floats through which tensors come in, or None."""
+    """Return a type of the table, and an 8-bit float type for the input tensors, or None."""
     allowed = [d for d in DTYPES if d in info.dtypes] or [d for d in info.dtypes if not d.is_complex] or [torch.float32]
     dtype = torch.float32 if torch.float32 in allowed and r.random() < 0.3 else r.choice(allowed)
     return dtype, r.choice(FLOATS_OF_8_BITS) if dtype == torch.float32 and r.random() < 0.1 else None
 
 
 def _sample(function: Any, s: Any, in_place: bool, through: Any, r: random.Random) -> Sample | None:
-    """A sample with other values and layouts: the first of some attempts that eager torch accepts."""
+    """Return a sample with other values and layouts: the first of some attempts that eager torch accepts."""
     tensors, rebuilt = split((s.input, tuple(s.args), dict(s.kwargs)))
-    if not tensors or any(t.is_sparse or t.is_complex() or t.numel() > LARGEST for t in tensors):
+    if not tensors or any(t.is_sparse or t.is_complex() or t.numel() > MAX_ELEMENTS for t in tensors):
         return None
 
-    def call(given: Sequence[torch.Tensor]) -> Any:
+    def call(tensors: Sequence[torch.Tensor]) -> Any:
         if through is not None:
-            given = [t.to(torch.float32) if t.dtype == through else t for t in given]
-        first, args, kwargs = rebuilt(given)
+            tensors = [t.to(torch.float32) if t.dtype == through else t for t in tensors]
+        first, args, kwargs = rebuilt(tensors)
         return function(first.clone() if in_place else first, *args, **kwargs)
 
     special, layouts = r.random() < 0.7, r.random() < 0.5
@@ -142,7 +142,7 @@ def _runs(call: Callable[..., Any], tensors: Sequence[torch.Tensor]) -> bool:
 
 
 def _resized(s: Sample, r: random.Random) -> Sample | None:
-    """The sample at other sizes; None if eager torch rejects them."""
+    """Return the sample at other sizes, or None if eager torch rejects them."""
     try:
         tensors = resized(s.tensors, r)
     except Exception:
@@ -163,17 +163,17 @@ def _joined(samples: Sequence[Sample]) -> Callable[..., Any]:
     return joined
 
 
-def _calls(samples: Sequence[Sample], again: Sequence[Sample | None]) -> Iterator[tuple[Any, ...]]:
+def _calls(samples: Sequence[Sample], resized: Sequence[Sample | None]) -> Iterator[tuple[Any, ...]]:
     def copies(chosen: Sequence[Sample]) -> tuple[Any, ...]:
         return tuple(_copy(t) for s in chosen for t in s.tensors)
 
     yield copies(samples)
-    if any(s is not None for s in again):
-        yield copies([b if b is not None else a for a, b in zip(samples, again, strict=True)])
+    if any(s is not None for s in resized):
+        yield copies([b if b is not None else a for a, b in zip(samples, resized, strict=True)])
 
 
 def _copy(t: torch.Tensor) -> torch.Tensor:
-    """A copy in memory of the same form."""
+    """Return a copy in memory of the same layout."""
     if t.is_neg() or 0 in t.stride():
         return t
     whole = torch.as_strided(t, (t.untyped_storage().nbytes() // t.element_size(),), (1,), 0)

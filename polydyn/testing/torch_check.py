@@ -1,4 +1,4 @@
-"""One function or module through ``torch.compile`` with polydyn, call after call, beside eager torch."""
+"""Run one function or module through ``torch.compile`` with polydyn, call after call, and compare with eager torch."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ Session = tuple[Any, Iterator[tuple[Any, ...]]]
 
 @dataclass(frozen=True)
 class Case:
-    """What is compiled and called.
+    """A compiled function and its calls.
 
-    ``build``: a new function (or module) and the arguments of its calls, which may share tensors that change between
-    calls; two builds are equal. ``text``: what a reader sees. ``specialize``: whether numbers are constants of the
-    graph, not arguments. ``options``: those of the backend.
+    ``build``: returns a new function (or module) and the arguments of its calls, which may share tensors that change
+    between calls; two builds are equal. ``text``: text for a reader. ``specialize``: whether numbers are constants of
+    the graph, not arguments. ``options``: options of the backend.
     """
 
     name: str
@@ -46,7 +46,7 @@ class Case:
 
 @dataclass
 class Verdict:
-    """What became of a case. ``kind``: ``right``, ``refused``, ``different``, ``error``, or a reason to count only."""
+    """The result of a case. ``kind``: ``right``, ``refused``, ``different``, ``error``, or a reason to count only."""
 
     kind: str
     message: str = ""
@@ -55,7 +55,7 @@ class Verdict:
 
 
 class Evaluated:
-    """In place of a program: the imported graph, evaluated by the reference. Inputs and outputs are a program's."""
+    """The imported graph, evaluated by the reference, in place of a program. It has a program's inputs and outputs."""
 
     kernel_count = 0
 
@@ -63,7 +63,7 @@ class Evaluated:
         self.graph = import_parts(model)
 
     def run(self, feeds: Mapping[str, Any]) -> dict[str, Any]:
-        """The outputs, by name."""
+        """Return the outputs by name."""
         inputs = {}
         for name, a in feeds.items():
             dtype = numpy_dtype(self.graph.tensors[name].dtype)
@@ -72,7 +72,7 @@ class Evaluated:
 
 
 def _carried(a: Any) -> Any:
-    """An array of its own; types that numpy lacks as their bits."""
+    """Return a separate copy of an array; types that numpy lacks as their bits."""
     made = np.array(a, order="C")
     return made.view(f"uint{8 * made.itemsize}") if made.dtype.kind == "V" or made.dtype.num > 255 else made
 
@@ -82,7 +82,7 @@ _registry: dict[Any, Any] = {}
 
 @contextlib.contextmanager
 def quick(compile_kernels: bool, specialize: bool = False) -> Iterator[None]:
-    """Makes the registry of torch's exporter once, not for every graph; kernels are not optimised, or not made."""
+    """Build the registry of torch's exporter once, not for every graph; kernels are not optimised, or not built."""
     made = _registration.ONNXRegistry.from_torchlib
 
     def registry(*args: Any, **more: Any) -> Any:
@@ -111,13 +111,13 @@ def quick(compile_kernels: bool, specialize: bool = False) -> Iterator[None]:
 
 
 def check(case: Case, compile_kernels: bool = True) -> Verdict:
-    """All calls of a case. The first thing that is wrong ends it."""
+    """Run all calls of a case; stop at the first failure."""
     with quick(compile_kernels, case.specialize):
         return _Check(case).run()
 
 
 class _Check:
-    """The calls of a case, made by eager torch and by the compiled function in turn."""
+    """The calls of a case, made alternately by eager torch and by the compiled function."""
 
     def __init__(self, case: Case) -> None:
         self.case, self.counts = case, Counter[str]()
@@ -168,11 +168,11 @@ class _Check:
         return Verdict("error", f"{type(reason).__name__}: {reason}" if reason else text, call, self.counts)
 
     def _torch_fails(self, call: int) -> bool:
-        """Whether torch's capture alone raises too."""
+        """Return whether torch's capture alone raises too."""
         return isinstance(self._captured(call), Exception)
 
     def _torch_differs(self, call: int, problem: str) -> bool:
-        """Whether torch's capture alone has the same difference."""
+        """Return whether torch's capture alone has the same difference."""
         found = self._captured(call)
         if isinstance(found, Exception):
             return True
@@ -200,7 +200,9 @@ class _Check:
     # -- differences ---------------------------------------------------------------------------------------------------
 
     def _problem(self, before: _Snapshot, watch: Watch, want: tuple[Any, Any], got: tuple[Any, Any]) -> str:
-        """What differs in results, in inputs after the call, or in the memory that they share; empty if nothing."""
+        """Return the difference in results, in inputs after the call, or in the memory that they share, or an empty
+        string.
+        """
         wanted, found = (leaves(want[0]), leaves(want[1])), (leaves(got[0]), leaves(got[1]))
         if len(wanted[0]) != len(found[0]):
             return f"{len(found[0])} outputs, expected {len(wanted[0])}"
@@ -225,12 +227,12 @@ class _Check:
 
 
 def copied(function: Any, arguments: tuple[Any, ...]) -> Any:
-    """The result of a call by eager torch."""
+    """Return the result of a call by eager torch."""
     return function(*arguments)
 
 
 def _polydyn(error: BaseException) -> PolydynError | None:
-    """The error of polydyn behind one of torch."""
+    """Return the error of polydyn behind one of torch."""
     seen: BaseException | None = error
     while seen is not None:
         if isinstance(seen, PolydynError):
@@ -240,23 +242,23 @@ def _polydyn(error: BaseException) -> PolydynError | None:
 
 
 class _Snapshot:
-    """What is called, with its arguments, as they were before the call."""
+    """The called function and its arguments, as they were before the call."""
 
     def __init__(self, function: Any, arguments: tuple[Any, ...]) -> None:
         self._function = copy.deepcopy(function) if isinstance(function, torch.nn.Module) else function
         self._arguments = torch.utils._pytree.tree_map(_clone, arguments)
 
     def function(self) -> Any:
-        """A fresh copy of what is called."""
+        """Return a fresh copy of the called function."""
         return copy.deepcopy(self._function) if isinstance(self._function, torch.nn.Module) else self._function
 
     def arguments(self) -> tuple[Any, ...]:
-        """Fresh copies of the arguments."""
+        """Return fresh copies of the arguments."""
         found: tuple[Any, ...] = torch.utils._pytree.tree_map(_clone, self._arguments)
         return found
 
     def spaced(self) -> tuple[Any, ...]:
-        """The arguments, each element apart from the next in memory: eager torch has no vectors there."""
+        """Return the arguments with gaps between elements in memory: eager torch has no vectors there."""
         found: tuple[Any, ...] = torch.utils._pytree.tree_map(_spaced, self._arguments)
         return found
 
@@ -272,7 +274,7 @@ def _spaced(x: Any) -> Any:
 
 
 def _form(w: Any, g: Any) -> str:
-    """What differs in type, shape and strides."""
+    """Return the difference in type, shape and strides."""
     if not isinstance(w, torch.Tensor):
         return "" if type(w) is type(g) and (w == g or w != w) else f"{g!r}, expected {w!r}"
     if not isinstance(g, torch.Tensor):
@@ -288,7 +290,8 @@ def _form(w: Any, g: Any) -> str:
 
 
 def _sharing(parts: Sequence[Sequence[Any]]) -> set[tuple[int, int, int]]:
-    """Pairs of tensors in one memory, with the distance of their first elements in bytes; one output at least."""
+    """Return pairs of tensors in one memory, with the distance of their first elements in bytes; one output at least.
+    """
     tensors = [t for p in parts for t in p]
     dense = [k for k, t in enumerate(tensors) if isinstance(t, torch.Tensor) and t.layout == torch.strided]
     full = [k for k in dense if tensors[k].numel()]
@@ -301,7 +304,7 @@ def _sharing(parts: Sequence[Sequence[Any]]) -> set[tuple[int, int, int]]:
 
 
 class _Values:
-    """Compares values: those of eager torch, or of torch in float64, within what roundings explain."""
+    """Compares values with eager torch, or with torch in float64, within the bounds of rounding."""
 
     def __init__(self, before: _Snapshot, eps: float, counts: Counter[str]) -> None:
         self.before, self.eps, self.counts = before, eps, counts
@@ -309,7 +312,7 @@ class _Values:
         self._again: list[Sequence[Any]] | None = None
 
     def problem(self, w: Any, g: Any, leaf: int | None) -> str:
-        """What is wrong with a leaf of the result, or (None) with an input after the call."""
+        """Return the error in a leaf of the result, or (None) in an input after the call."""
         if not isinstance(w, torch.Tensor) or w.layout != torch.strided or not w.numel():
             return ""
         if w.dtype.is_complex:
@@ -325,7 +328,7 @@ class _Values:
         return "" if not wrong.any() else _first(wrong, g, w)
 
     def _explained(self, a: Any, b: Any, dtype: Any, leaf: int | None) -> Any:
-        """Where a difference is allowed: eager disagrees with itself, or roundings make it."""
+        """Return a mask of allowed differences: eager torch disagrees with itself, or rounding explains them."""
         unsure = self._unsure(leaf, a, b)
         if leaf is None:
             eps = max(self.eps, torch.finfo(dtype).eps) if dtype.is_floating_point else 0.0
@@ -351,7 +354,7 @@ class _Values:
         return unsure | ((close | near) & ~zeros) | (wrong & self._reference.decides(leaf, size))
 
     def _unsure(self, leaf: int | None, a: Any, b: Any) -> Any:
-        """Where eager torch gives several answers: without vectors, and a second time."""
+        """Return a mask of elements with several answers by eager torch: without vectors, and in a second run."""
         if self._again is None:
             self._again = []
             for arguments in (self.before.arguments(), self.before.spaced()):
@@ -375,7 +378,7 @@ def _close(a: Any, b: Any) -> Any:
 
 @contextlib.contextmanager
 def _filled() -> Iterator[None]:
-    """Memory that nobody wrote is NaN or the largest integer, so what shows it is found."""
+    """Fill unwritten memory with NaN or the largest integer, so that reads of it are detected."""
     torch.use_deterministic_algorithms(True, warn_only=True)
     try:
         yield
@@ -384,7 +387,7 @@ def _filled() -> Iterator[None]:
 
 
 def _first(wrong: Any, g: Any, w: Any) -> str:
-    """The first wrong element and their number."""
+    """Return the first wrong element and the number of wrong elements."""
     at = tuple(int(v) for v in wrong.nonzero()[0]) if wrong.dim() else ()
     g, w = (x if not x.dtype.is_complex else torch.view_as_real(x) for x in (g, w))
     return f"{g[at].item()!r} at {list(at)}, expected {w[at].item()!r} ({w.dtype}); {int(wrong.sum())} of {w.numel()}"

@@ -23,14 +23,14 @@ from polydyn.testing.torch_values import FLOATS_OF_8_BITS, laid_out, random_tens
 Step = Callable[[list[torch.Tensor]], Any]
 SIZES = (2, 3, 4, 5, 7)
 EDGES = (0, 1)
-LARGEST = 20000
-"""Elements of an intermediate tensor at most."""
+MAX_ELEMENTS = 20000
+"""Maximum number of elements of an intermediate tensor."""
 F = torch.nn.functional
 
 
 @dataclass(frozen=True)
 class Written:
-    """A step: what a reader sees, the tensors it takes, and its function."""
+    """A step: its text for a reader, its input tensors, and its function."""
 
     text: str
     operands: tuple[int, ...]
@@ -47,7 +47,7 @@ class RandomModule(torch.nn.Module):  # type: ignore[misc]
         self.steps, self.results = tuple(steps), tuple(results)
 
     def forward(self, *inputs: torch.Tensor) -> Any:
-        """The results of the chain."""
+        """Return the results of the chain."""
         values = list(inputs)
         for step in self.steps:
             if step.breaks:
@@ -61,7 +61,7 @@ class RandomModule(torch.nn.Module):  # type: ignore[misc]
 
 
 class Writer:
-    """Chooses the steps of a module, which eager torch runs at once: what it rejects is not taken."""
+    """Chooses the steps of a module, which eager torch runs at once: steps that it rejects are not used."""
 
     def __init__(self, r: random.Random, inputs: Sequence[torch.Tensor]) -> None:
         self.random, self.inputs = r, len(inputs)
@@ -70,7 +70,7 @@ class Writer:
         self.layers: list[torch.nn.Module] = []
 
     def add(self, text: str, operands: Sequence[int], run: Callable[..., Any], breaks: bool = False) -> bool:
-        """Appends a step if eager torch runs it and its results are of moderate size."""
+        """Append a step if eager torch runs it and its results are of moderate size."""
         owner = torch.nn.Module()
         owner.layers = torch.nn.ModuleList(self.layers)
         try:
@@ -80,19 +80,19 @@ class Writer:
             return False
         results = list(made) if isinstance(made, (list, tuple)) else [made]
         dense = all(isinstance(t, torch.Tensor) and t.layout == torch.strided for t in results)
-        if not results or not dense or any(t.is_complex() or t.numel() > LARGEST for t in results):
+        if not results or not dense or any(t.is_complex() or t.numel() > MAX_ELEMENTS for t in results):
             return False
         self.steps.append(Written(text, tuple(operands), run, breaks))
         self.values += results
         return True
 
     def pick(self) -> int:
-        """A tensor, a late one more often."""
+        """Return a tensor, a late one more often."""
         n = len(self.values)
         return self.random.randrange(n) if self.random.random() < 0.3 else self.random.randrange(max(0, n - 4), n)
 
     def layer(self, layer: torch.nn.Module) -> int:
-        """A new layer; its number."""
+        """Add a new layer and return its number."""
         self.layers.append(layer.eval())
         return len(self.layers) - 1
 
@@ -102,12 +102,12 @@ Motif = Callable[[Writer], object]
 
 @cache
 def _table(kind: str) -> tuple[Any, ...]:
-    """Functions of torch's table by the kind of their arguments."""
+    """Return functions of torch's table by the kind of their arguments."""
     return tuple(f for f in functions() if kind in type(f).__name__ and f.op is not None)
 
 
 def _function(w: Writer, kind: str) -> Any:
-    """A function of the table, a special one less often: few of them are exported, and one refuses a whole module."""
+    """Return a function of the table, a special one less often: few are exported, and one rejects a whole module."""
     first, second = w.random.choice(_table(kind)), w.random.choice(_table(kind))
     return second if first.name.startswith("special.") else first
 
@@ -165,7 +165,7 @@ def _view(w: Writer) -> None:
 
 
 def _write(w: Writer) -> None:
-    """An update in place, of a tensor or of a view of one."""
+    """Add an update in place, of a tensor or of a view of one."""
     r = w.random
     a, b, v = w.pick(), w.pick(), r.choice([2, 0.5, -1])
     writes: dict[str, tuple[list[int], Callable[..., Any]]] = {
@@ -202,7 +202,7 @@ def _join(w: Writer) -> None:
 
 
 def _layer(w: Writer) -> None:
-    """A layer whose width is that of the last axis or of the channels."""
+    """Add a layer with the width of the last axis or of the channels."""
     r, k = w.random, w.pick()
     x = w.values[k]
     if not x.dim():
@@ -241,7 +241,7 @@ def _layer(w: Writer) -> None:
 
 
 def _attention(w: Writer) -> None:
-    """Attention of a tensor with itself; the mask comes from values, so any of its rows may hide every key."""
+    """Add attention of a tensor with itself; the mask depends on values, so any of its rows may hide every key."""
     r, k = w.random, w.pick()
     form, limit = r.choice(["none", "causal", "bool", "float"]), r.choice([0.0, 0.5, 1.0])
 
@@ -290,7 +290,7 @@ MOTIFS: tuple[tuple[Motif, int], ...] = (
 
 
 def _draw(r: random.Random) -> tuple[list[tuple[str, ...]], list[Any]]:
-    """Axes and types of the inputs."""
+    """Draw axes and types of the inputs."""
     shapes = [tuple(r.choices(["B", "T", "4", "3"], k=r.choice([1, 2, 2, 3, 3, 4])))]
     while len(shapes) < r.choice([1, 2, 2, 3]):
         shapes.append(shapes[0] if r.random() < 0.6 else shapes[0][-r.choice([1, 2]) :])
@@ -312,7 +312,7 @@ def _inputs(shapes: Sequence[Sequence[str]], dtypes: Sequence[Any], sizes: dict[
 
 
 def module_case(seed: int) -> Case | None:
-    """The case of a seed; None if eager torch runs no step of it."""
+    """Return the case of a seed, or None if eager torch runs no step of it."""
     r = random.Random(f"module {seed}")
     shapes, dtypes = _draw(r)
     names = ("B", "T")
@@ -352,7 +352,7 @@ def module_case(seed: int) -> Case | None:
 def _calls(
     module: Any, shapes: Any, dtypes: Any, sizes: Sequence[dict[str, int]], kinds: Sequence[str], seed: int
 ) -> Iterator[tuple[Any, ...]]:
-    """The arguments of the calls: new tensors, or the first ones changed."""
+    """Yield the arguments of the calls: new tensors, or the first ones changed."""
     kept: list[torch.Tensor] = []
     for k, (at, kind) in enumerate(zip(sizes, kinds, strict=True)):
         fresh = _inputs(shapes, dtypes, at, f"inputs {seed} {k}")

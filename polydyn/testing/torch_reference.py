@@ -1,4 +1,4 @@
-"""What eager torch computes in float64, and how far rounding moves the results: the bounds of comparisons.
+"""Results of eager torch in float64, and their sensitivity to rounding: the bounds of comparisons.
 
 ``Run`` executes a call with every floating-point tensor in float64. A run with ``nudge`` moves inputs and results of
 operators by a tiny relative amount, so the movement of an output, divided by the amount, is the number of roundings
@@ -19,22 +19,22 @@ from torch.utils._python_dispatch import TorchDispatchMode
 NUDGE = 1e-10
 """Small against float32's precision, large against float64's."""
 JUMP = 1e-5
-"""A relative movement above ``NUDGE`` by so much is a jump, which exact inputs decide, not rounding."""
+"""A relative movement that exceeds ``NUDGE`` by this factor is a jump, which exact inputs decide, not rounding."""
 RUNS = 3
 DECISIVE_RUNS = 8
 ROUNDINGS = 16
-"""Roundings that a result may hold more than the order of operations of eager torch."""
+"""Number of additional roundings that a result may hold compared with eager torch's order of operations."""
 FINITE = 40.0
-"""Ulps by which vectorised functions of eager torch and of C libraries differ at most, where neither is exact."""
+"""Maximum difference in ulps between vectorised functions of eager torch and of C libraries, if neither is exact."""
 
 
 def eps_of(dtype: Any) -> float:
-    """The distance of 1 to the next number."""
+    """Return the distance from 1 to the next number."""
     return float(torch.finfo(dtype).eps)
 
 
 class Watch(TorchDispatchMode):  # type: ignore[misc]
-    """Notes the coarsest floating-point type of a run, and conversions to integers that C does not define."""
+    """Records the coarsest floating-point type of a run, and conversions to integers that C does not define."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -66,7 +66,7 @@ def _outside(x: torch.Tensor, into: Any) -> bool:
 
 
 class Run(TorchDispatchMode):  # type: ignore[misc]
-    """Every operator in float64. ``nudge``: the relative amount by which its results move, if they are rounded.
+    """Runs every operator in float64. ``nudge``: the relative amount by which its results move, if they are rounded.
 
     ``inexact``: only results that the type of eager torch cannot hold move.
     """
@@ -77,7 +77,7 @@ class Run(TorchDispatchMode):  # type: ignore[misc]
         self.random = torch.Generator().manual_seed(seed)
 
     def moved(self, x: torch.Tensor) -> torch.Tensor:
-        """The tensor, moved."""
+        """Return the moved tensor."""
         sign = torch.randint(0, 2, x.shape, generator=self.random) * 2 - 1
         by = 1 + self.nudge * sign
         if self.inexact:
@@ -104,7 +104,7 @@ def _wide(x: Any) -> Any:
 
 
 def run_wide(function: Callable[..., Any], arguments: Any, run: Run, move_inputs: bool = False) -> list[Any] | None:
-    """The leaves of the result in float64; None if torch has no float64 run of it."""
+    """Return the leaves of the result in float64, or None if torch has no float64 run of it."""
     standard = torch.get_default_dtype()
     torch.set_default_dtype(torch.float64)
     try:
@@ -115,7 +115,7 @@ def run_wide(function: Callable[..., Any], arguments: Any, run: Run, move_inputs
             )
         with run:
             return list(_pytree.tree_leaves(function(*inputs)))
-    except Exception:  # an operator without float64, or one that looks at types
+    except Exception:  # an operator without float64, or one that checks types
         return None
     finally:
         torch.set_default_dtype(standard)
@@ -130,14 +130,17 @@ class Bounds:
 
 
 class Reference:
-    """The float64 run of a call. ``function``: gives a fresh copy of what is called, ``arguments`` likewise."""
+    """The float64 run of a call.
+
+    ``function`` and ``arguments`` return fresh copies of the called function and its inputs.
+    """
 
     def __init__(self, function: Callable[[], Any], arguments: Callable[[], Any], eps: float) -> None:
         self.function, self.arguments, self.eps = function, arguments, eps
         self.exact = run_wide(function(), arguments(), Run())
 
     def bounds(self, leaf: int) -> Bounds | None:
-        """The bounds of a floating-point leaf; None if there is no run in float64."""
+        """Return the bounds of a floating-point leaf, or None if there is no run in float64."""
         if self.exact is None or leaf >= len(self.exact) or not isinstance(self.exact[leaf], torch.Tensor):
             return None
         exact = self.exact[leaf].double()
@@ -152,7 +155,9 @@ class Reference:
         return Bounds(exact, self.eps * (FINITE / 4 * scale + ROUNDINGS * moved / NUDGE))
 
     def decides(self, leaf: int, size: torch.Tensor) -> torch.Tensor:
-        """Where inexact intermediate results, rounded otherwise, move a leaf by half of ``size`` or more."""
+        """Return a mask of elements that move by half of ``size`` or more if inexact intermediate results round
+        otherwise.
+        """
         found = torch.zeros(size.shape, dtype=torch.bool)
         if self.exact is None or leaf >= len(self.exact) or not isinstance(self.exact[leaf], torch.Tensor):
             return found
@@ -173,11 +178,11 @@ class Reference:
 
 
 def overflows(x: float, dtype: Any) -> bool:
-    """Whether a number is infinite in a type."""
+    """Return whether a number is infinite in a type."""
     return math.isfinite(x) and not math.isfinite(float(torch.tensor(x, dtype=torch.float64).to(dtype)))
 
 
 def leaves(x: Any) -> Sequence[Any]:
-    """The leaves of a result."""
+    """Return the leaves of a result."""
     found: list[Any] = list(_pytree.tree_leaves(x))
     return found

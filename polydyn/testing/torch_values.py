@@ -19,7 +19,7 @@ DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64, torch.int
 
 
 def special_values(dtype: Any) -> list[Any]:
-    """Numbers at which functions of a type go wrong: zeros, subnormals, the largest, infinities, NaN, halves."""
+    """Return critical numbers of a type: zeros, subnormals, the largest, infinities, NaN, halves."""
     if dtype == torch.bool:
         return [False, True]
     if dtype.is_complex:
@@ -34,7 +34,7 @@ def special_values(dtype: Any) -> list[Any]:
 
 
 def with_special_values(x: torch.Tensor, r: random.Random, share: float = 0.3) -> torch.Tensor:
-    """A copy in which some elements are special values, and perhaps one whole row."""
+    """Return a copy in which some elements are special values, and perhaps one whole row."""
     values = special_values(x.dtype)
     made = x.clone(memory_format=torch.contiguous_format)
     flat = made.view(-1)
@@ -48,7 +48,7 @@ def with_special_values(x: torch.Tensor, r: random.Random, share: float = 0.3) -
 
 
 def random_tensor(shape: Sequence[int], dtype: Any, r: random.Random, special: float = 0.0) -> torch.Tensor:
-    """Numbers of moderate size, or with special values in a share of the elements."""
+    """Return numbers of moderate size, or with special values in a share of the elements."""
     generator = torch.Generator().manual_seed(r.randrange(2**31))
     if dtype == torch.bool:
         made = torch.rand(tuple(shape), generator=generator) < 0.6
@@ -63,13 +63,13 @@ def random_tensor(shape: Sequence[int], dtype: Any, r: random.Random, special: f
 
 
 def _permuted(x: torch.Tensor, r: random.Random) -> torch.Tensor:
-    """The axes in another order in memory."""
+    """Store the axes in another order in memory."""
     order = r.sample(range(x.dim()), x.dim())
     return x.permute(order).contiguous().permute(tuple(order.index(k) for k in range(x.dim())))
 
 
 def _spaced(x: torch.Tensor, r: random.Random) -> torch.Tensor:
-    """Every second element of an axis of other memory, behind an offset."""
+    """Store in every second element of an axis of other memory, after an offset."""
     axis = r.randrange(x.dim())
     shape = [n * 2 + 1 if k == axis else n for k, n in enumerate(x.shape)]
     memory = torch.zeros(shape, dtype=x.dtype)
@@ -80,13 +80,13 @@ def _spaced(x: torch.Tensor, r: random.Random) -> torch.Tensor:
 
 
 def _expanded(x: torch.Tensor, r: random.Random) -> torch.Tensor:
-    """One slice, read again along an axis. The values change."""
+    """Read one slice repeatedly along an axis. The values change."""
     axis = r.randrange(x.dim())
     return x.narrow(axis, 0, 1).expand(x.shape) if x.shape[axis] else x
 
 
 def _negated(x: torch.Tensor, r: random.Random) -> torch.Tensor:
-    """A lazy negation: the imaginary part of a conjugate."""
+    """Return a lazy negation: the imaginary part of a conjugate."""
     if x.dtype not in (torch.float32, torch.float64):
         return x
     return torch.complex(torch.zeros_like(x), -x).conj().imag
@@ -96,7 +96,7 @@ LAYOUTS: tuple[Callable[[torch.Tensor, random.Random], torch.Tensor], ...] = (_p
 
 
 def laid_out(x: torch.Tensor, r: random.Random) -> torch.Tensor:
-    """The tensor in memory of another form."""
+    """Return the tensor in another memory layout."""
     return r.choice(LAYOUTS)(x, r) if x.dim() else x
 
 
@@ -104,7 +104,7 @@ def laid_out(x: torch.Tensor, r: random.Random) -> torch.Tensor:
 
 
 def split(arguments: Any) -> tuple[list[torch.Tensor], Callable[[Sequence[torch.Tensor]], Any]]:
-    """The tensors in a tree of arguments, and the function that puts others in their places."""
+    """Return the tensors in a tree of arguments, and a function that replaces them."""
     leaves, spec = _pytree.tree_flatten(arguments)
     places = [k for k, x in enumerate(leaves) if isinstance(x, torch.Tensor)]
 
@@ -118,7 +118,7 @@ def split(arguments: Any) -> tuple[list[torch.Tensor], Callable[[Sequence[torch.
 
 
 def resized(tensors: Sequence[torch.Tensor], r: random.Random) -> list[torch.Tensor]:
-    """All axes of one size get another: 0, 1, or one more. Elements are repeated."""
+    """Give all axes of one size another size: 0, 1, or one more. Elements are repeated."""
     sizes = sorted({n for t in tensors for n in t.shape})
     if not sizes:
         return list(tensors)

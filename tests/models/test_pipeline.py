@@ -19,7 +19,7 @@ from polydyn.graph.expand import import_model
 from polydyn.graph.reference import evaluate
 from polydyn.jobs import read_jobs
 from polydyn.testing.inputs import shapes
-from polydyn.testing.plans import ADDED, gemms, layers, row_without, table
+from polydyn.testing.plans import ADD_ORDER, gemms, layers, row_without, table
 from tests.support.marks import slow
 from tests.support.stored import path_of, planned
 from tests.support.tiny import model, node
@@ -70,7 +70,7 @@ def test_every_pass_counts() -> None:
     """Without any one pass there are more kernels, or more bytes are moved."""
     graph, shape = import_model(block()), {"B": 2, "L": 16}
     rows = table(graph, shape)
-    assert [r.after for r in rows] == ["nothing", *ADDED]
+    assert [r.after for r in rows] == ["nothing", *ADD_ORDER]
     assert (rows[0].kernels, rows[-1].kernels) == (29, 4) and rows[-1].gemms == 3
     best = (rows[-1].kernels, rows[-1].bytes)
     worse = set()

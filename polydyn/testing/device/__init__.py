@@ -1,1 +1,1 @@
-"""Kernels by hand that hold the primitives of ``codegen/device`` to numpy, emulated and on a GPU."""
+"""Hand-written kernels that compare the primitives of ``codegen/device`` with numpy, emulated and on a GPU."""

@@ -1,4 +1,4 @@
-"""What every device primitive must compute, in numpy: the truth for the emulation's tests and for a real GPU.
+"""Expected results of every device primitive, in numpy: the reference for the emulation's tests and for a real GPU.
 
 A ``Case`` names a kernel of ``primitives.cu`` or ``primitives_hopper.cu``, its inputs and the expected outputs. The
 fragment layouts are written here from the PTX manual's formulas, independently of the emulation.
@@ -24,7 +24,7 @@ RNG = np.random.default_rng
 
 @dataclass(frozen=True)
 class Mapped:
-    """A kernel argument that is a tensor map over an array (one that may be a view with a pitch)."""
+    """A kernel argument that is a tensor map over an array (possibly a view with a pitch)."""
 
     map: TensorMap
     array: Array
@@ -51,7 +51,7 @@ class Case:
 
 
 def mismatch(case: Case, position: int, got: Array) -> float:
-    """The error of one output: 0 when equal; relative norm of the difference; inf when NaN or inf disagree."""
+    """Return the error of one output: 0 if equal; relative norm of the difference; inf if NaN or inf disagree."""
     want = case.expect[position]
     if case.tolerance == 0 or want.dtype.kind in "iu":
         same = (got == want) | (np.not_equal(got, got) & np.not_equal(want, want))
@@ -65,38 +65,38 @@ def mismatch(case: Case, position: int, got: Array) -> float:
 
 # ---- 16-bit and tf32 formats, from their definitions --------------------------------------------------------------
 def to_bf16(x: Array) -> Array:
-    """f32 -> bf16 bits, nearest even; NaN becomes 0x7fff."""
+    """Convert f32 to bf16 bits, nearest even; NaN becomes 0x7fff."""
     u = x.astype(np.float32).view(np.uint32)
     r = ((u.astype(np.uint64) + 0x7FFF + (u >> 16 & 1)) >> 16).astype(np.uint16)
     return np.where(np.isnan(x), np.uint16(0x7FFF), r)
 
 
 def from_bf16(h: Array) -> Array:
-    """Bf16 bits -> f32."""
+    """Convert bf16 bits to f32."""
     return (h.astype(np.uint32) << 16).view(np.float32)
 
 
 def to_f16(x: Array) -> Array:
-    """f32 -> f16 bits, nearest even; NaN becomes 0x7fff."""
+    """Convert f32 to f16 bits, nearest even; NaN becomes 0x7fff."""
     with np.errstate(over="ignore", invalid="ignore"):
         return np.where(np.isnan(x), np.uint16(0x7FFF), x.astype(np.float16).view(np.uint16))
 
 
 def to_tf32(x: Array) -> Array:
-    """f32 -> f32 bits with 10 mantissa bits, nearest, ties away."""
+    """Convert f32 to f32 bits with 10 mantissa bits, nearest, ties away."""
     u = x.astype(np.float32).view(np.uint32)
     return np.where(np.isfinite(x), (u + np.uint32(0x1000)) & np.uint32(0xFFFFE000), u)
 
 
 def to_tf32_even(x: Array) -> Array:
-    """The same with ties to even, as TMA rounds."""
+    """Convert like ``to_tf32`` with ties to even, as TMA rounds."""
     u = x.astype(np.float32).view(np.uint32)
     return np.where(np.isfinite(x), (u + np.uint32(0xFFF) + (u >> 13 & 1)) & np.uint32(0xFFFFE000), u)
 
 
 # ---- mma fragments -------------------------------------------------------------------------------------------------
 def _fragment_a(k: int) -> Iterator[tuple[int, int, int, int]]:
-    """(lane, element, row, column) of a 16 x k operand; 4 * (k // 8) / ... elements per lane, PTX's order."""
+    """Yield (lane, element, row, column) of a 16 x k operand; 4 * (k // 8) / ... elements per lane, PTX's order."""
     per = k // 8  # elements of one 32-bit register
     for lane in range(32):
         for i in range(4 * per):
@@ -126,7 +126,7 @@ def _pack(m: Array, layout: Iterator[tuple[int, int, int, int]], per_lane: int) 
 
 
 def mma_case(name: str, k: int, a: Array, b: Array, c: Array, va: Array, vb: Array, tolerance: float) -> Case:
-    """``a``, ``b``: storage bits; ``va``, ``vb``: the values they stand for."""
+    """Build a case. ``a``, ``b``: storage bits; ``va``, ``vb``: their values."""
     exact = np.float64 if tolerance else np.int64
     d = (va.astype(exact) @ vb.astype(exact) + c).astype(c.dtype)
     args = (_pack(a, _fragment_a(k), k // 2), _pack(b, _fragment_b(k), k // 4), _pack(c, _fragment_c(), 4))
@@ -135,7 +135,7 @@ def mma_case(name: str, k: int, a: Array, b: Array, c: Array, va: Array, vb: Arr
 
 
 def mma_cases() -> list[Case]:
-    """Tensor-core products of random operands."""
+    """Return tensor-core products of random operands."""
     r = RNG(1)
     c = r.standard_normal((16, 8)).astype(np.float32)
     a16, b16 = r.standard_normal((16, 16)).astype(np.float32), r.standard_normal((16, 8)).astype(np.float32)
@@ -155,7 +155,7 @@ def mma_cases() -> list[Case]:
 
 
 def dp4a_cases() -> list[Case]:
-    """Four bytes of either sign times four, into sums that wrap."""
+    """Return products of four bytes of either sign times four, into sums that wrap."""
     r = RNG(9)
     c = r.integers(-(1 << 31), 1 << 31, 32, np.int32)
     kinds = {"s8": (np.int8, np.int8), "u8": (np.uint8, np.uint8), "u8s8": (np.uint8, np.int8),
@@ -170,7 +170,7 @@ def dp4a_cases() -> list[Case]:
 
 
 def byte_columns_case() -> Case:
-    """A 32 x 16 tile of bytes: its even columns are one column operand of m16n8k32, its odd ones another."""
+    """Return a 32 x 16 tile of bytes: its even columns are one column operand of m16n8k32, its odd ones another."""
     tile = RNG(8).integers(0, 256, (32, 16), np.uint8)
     pair = [_pack(tile[:, f::2], _fragment_b(32), 8).view(np.uint32) for f in range(2)]
     args = (tile, np.zeros((32, 4), np.uint32))
@@ -179,7 +179,7 @@ def byte_columns_case() -> Case:
 
 # ---- data movement -------------------------------------------------------------------------------------------------
 def ldmatrix_cases() -> list[Case]:
-    """Lane l holds elements (l/4, 2(l%4)) and the next of each matrix, of its transpose with .trans."""
+    """Return cases in which lane l holds elements (l/4, 2(l%4)) and the next of each matrix, transposed with .trans."""
     cases = []
     for n in (1, 2, 4):
         m = RNG(n).integers(0, 65536, (n, 8, 8)).astype(np.uint16)
@@ -192,7 +192,8 @@ def ldmatrix_cases() -> list[Case]:
 
 
 def cp_async_cases() -> list[Case]:
-    """Every source size from 0 to V, zeros behind it, or all or nothing; two groups, both read in reverse."""
+    """Return every source size from 0 to V, with zeros after it, or all or nothing; two groups, both read in reverse.
+    """
     cases = []
     for name, v in itertools.product(("cp_async", "cp_async_if"), (16, 8, 4)):
         src = RNG(v).integers(1, 256, (2, 64, v)).astype(np.uint8)
@@ -217,7 +218,7 @@ def _shuffles() -> Case:
 
 
 def _counted_sums() -> Case:
-    """Three tasks of four blocks: the last one of each has the sums of all of them."""
+    """Return three tasks of four blocks: the last block of each has the sums of all of them."""
     x = RNG(14).standard_normal((3, 4, 64)).astype(np.float32)
     total = np.zeros((3, 64), np.float32)
     for block in range(4):
@@ -227,7 +228,7 @@ def _counted_sums() -> Case:
 
 
 def movement_cases() -> list[Case]:
-    """Plain memory, shuffles, barriers, grid indices, atomics, sums of blocks."""
+    """Return cases of plain memory, shuffles, barriers, grid indices, atomics, sums of blocks."""
     r = RNG(3)
     x = r.integers(-100, 100, 128).astype(np.int32)
     barrier = (x.sum() + 127 - np.arange(64)).astype(np.int32)
@@ -258,7 +259,7 @@ SPECIAL = np.array(
 
 
 def conversion_cases() -> list[Case]:
-    """Narrowing of special and random values, widening of every 16-bit pattern."""
+    """Return narrowing of special and random values, widening of every 16-bit pattern."""
     x = np.concatenate(
         [SPECIAL, (RNG(4).standard_normal(400) * 10.0 ** RNG(5).integers(-8, 8, 400)).astype(np.float32)]
     )
@@ -271,7 +272,7 @@ def conversion_cases() -> list[Case]:
             np.zeros((2, n), np.uint32), np.zeros((2, n), np.int32))  # fmt: skip
     tf32 = to_tf32(np.nan_to_num(x, nan=np.inf))
     narrow = Case("convert", "primitives.cu", "convert", 64, args, {2: f16, 3: bf16, 5: packed, 6: ints})
-    finite = np.isfinite(x)  # NaN and inf have no one tf32 form
+    finite = np.isfinite(x)  # NaN and inf have several tf32 forms
     m = int(finite.sum())
     outputs = [np.zeros((*a.shape[:-1], m), a.dtype) for a in args[2:]]
     exact = Case("convert_tf32", "primitives.cu", "convert", 64, (x[finite], np.int32(m), *outputs), {4: tf32[finite]})
@@ -293,21 +294,21 @@ MATH: tuple[tuple[str, Callable[[Array, Array], Array]], ...] = (
     ("max", np.maximum), ("min", np.minimum), ("pow", np.power), ("fmod", np.fmod), ("fma", lambda x, y: x * y + x),
     ("rsqrt", lambda x, y: 1 / np.sqrt(x)),
 )  # fmt: skip
-MATH_FAST: tuple[Callable[[Array], Array], ...] = (
+FAST_FUNCTIONS: tuple[Callable[[Array], Array], ...] = (
     np.exp, np.exp2, np.log, np.log2, np.reciprocal, np.tanh, np.vectorize(math.erf),
     lambda x: 1 / (1 + np.exp(-x)), np.sqrt, np.reciprocal,
 )  # fmt: skip
 
 
 def math_cases() -> list[Case]:
-    """Every scalar function at ordinary and special values, against float64; one case, one row per function."""
+    """Return every scalar function at ordinary and special values, against float64; one case, one row per function."""
     x = np.concatenate([RNG(6).standard_normal(200) * 3, [0.0, -1.0, 1.0, np.inf, -np.inf, np.nan, 8.0, 2.5]]).astype(
         np.float32
     )
     y = np.concatenate([RNG(7).standard_normal(200), [2.0, np.nan, 1.0, 1.0, 2.0, 1.0, -2.0, 0.5]]).astype(np.float32)
     with np.errstate(all="ignore"):
         want = np.stack([f(x.astype(np.float64), y.astype(np.float64)) for _, f in MATH]).astype(np.float32)
-        fast = np.stack([f(x.astype(np.float64)) for f in MATH_FAST]).astype(np.float32)
+        fast = np.stack([f(x.astype(np.float64)) for f in FAST_FUNCTIONS]).astype(np.float32)
     args = (x, y, np.int32(len(x)), np.zeros(want.shape, np.float32))
     fast_args = (x, np.int32(len(x)), np.zeros(fast.shape, np.float32))
     a = np.array([7, -7, 7, -7, 0, 1, -1, 6, -6, 2**31 - 1], np.int32)
@@ -323,7 +324,7 @@ def math_cases() -> list[Case]:
 
 
 def wide_cases() -> list[Case]:
-    """Vectors of every kind of element: all bits of integers, all finite halves that fit."""
+    """Return vectors of every kind of element: all bits of integers, all finite halves that fit."""
     r, cases = RNG(5), []
     kinds: dict[str, Array] = {
         "f16": r.standard_normal(512).astype(np.float16), "bf16": to_bf16(r.standard_normal(512).astype(np.float32)),
@@ -345,7 +346,7 @@ def wide_cases() -> list[Case]:
 
 
 def all_cases() -> list[Case]:
-    """Every case that runs on sm_80 and newer."""
+    """Return every case that runs on sm_80 and newer."""
     return [
         *ldmatrix_cases(), *mma_cases(), *dp4a_cases(), byte_columns_case(), *cp_async_cases(), *movement_cases(),
         *conversion_cases(), *math_cases(), *wide_cases(),

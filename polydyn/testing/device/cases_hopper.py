@@ -1,4 +1,4 @@
-"""What the sm_90a primitives must compute: TMA boxes, mbarrier hand-over, wgmma in every shape."""
+"""Expected results of the sm_90a primitives: TMA boxes, mbarrier hand-over, wgmma in every shape."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ SOURCE = "primitives_hopper.cu"
 
 
 def _map(a: Array, box: tuple[int, ...], swizzle: int, dtype: str | None = None) -> Mapped:
-    """A map over all of ``a``; a last axis longer than its dim shows as the pitch of axis -2."""
+    """Return a map over all of ``a``; a last axis longer than its dim shows as the pitch of axis -2."""
     return Mapped(TensorMap(dtype or str(a.dtype), a.shape[::-1], a.strides[-2::-1], box, swizzle), a)
 
 
 def _swizzle(rows: Array) -> Array:
-    """Shared memory of 128-byte rows under the 128-byte swizzle: 16-byte chunk c of row r lies at c ^ (r % 8)."""
+    """Return shared memory of 128-byte rows under the 128-byte swizzle: 16-byte chunk c of row r is at c ^ (r % 8)."""
     chunks = rows.view(np.uint8).reshape(-1, 8, 16)
     r = np.arange(len(chunks))[:, None]
     swizzled: Array = chunks[r, np.arange(8)[None] ^ (r % 8)].reshape(-1)
@@ -26,7 +26,7 @@ def _swizzle(rows: Array) -> Array:
 
 
 def _box(a: Array, at: tuple[int, ...], box: tuple[int, ...]) -> Array:
-    """The box of ``a`` at coordinates (innermost first), zeros outside."""
+    """Return the box of ``a`` at coordinates (innermost first), zeros outside."""
     out = np.zeros(box[::-1], a.dtype)
     for index in np.ndindex(*out.shape):
         where = tuple(i + at[len(at) - 1 - d] for d, i in enumerate(index))
@@ -35,15 +35,20 @@ def _box(a: Array, at: tuple[int, ...], box: tuple[int, ...]) -> Array:
     return out
 
 
-def _load_case(name: str, kernel: str, of: Mapped, raw: Array, at: tuple[int, ...], tap: tuple[int, ...] = ()) -> Case:
-    """A copy to shared memory from coordinates (innermost first) on; ``raw``: its bytes there."""
+def _load_case(
+    name: str, kernel: str, mapped: Mapped, raw: Array, at: tuple[int, ...], tap: tuple[int, ...] = ()
+) -> Case:
+    """Return a copy to shared memory from coordinates (innermost first) on; ``raw``: its bytes there."""
     numbers = [np.int32(n) for n in (raw.nbytes, *(*at, 0, 0, 0)[:5], *(*tap, 0, 0, 0)[:3])]
     out, want = np.zeros(raw.nbytes // 4, np.uint32), raw.reshape(-1).view(np.uint32)
-    return Case(f"{kernel}_{name}", SOURCE, kernel, 128, (of, *numbers, out), {10: want}, raw.nbytes + 1024, arch=90)
+    arguments = (mapped, *numbers, out)
+    return Case(f"{kernel}_{name}", SOURCE, kernel, 128, arguments, {10: want}, raw.nbytes + 1024, arch=90)
 
 
 def tma_cases() -> list[Case]:
-    """Loads inside, across every border and fully outside; stores clipped; ranks 2 to 4; with and without swizzle."""
+    """Return loads inside, across every border and fully outside; stores clipped; ranks 2 to 4; with and without
+    swizzle.
+    """
     r, cases = RNG(8), []
     flat = r.integers(1, 60000, (37, 104)).astype(np.uint16)
     a2 = flat[:, :99]  # 99 columns, pitch 208 bytes
@@ -94,19 +99,21 @@ class Window:
     dilations: tuple[int, ...]
 
     def results(self, sizes: tuple[int, ...]) -> tuple[int, ...]:
-        """Pixels of the result along each dim."""
+        """Return the pixels of the result along each dim."""
         sides = zip(sizes, self.before, self.after, self.kernel, self.steps, self.dilations, strict=True)
         return tuple((n + p + q - d * (k - 1) - 1) // s + 1 for n, p, q, k, s, d in sides)
 
     def box(self, sizes: tuple[int, ...]) -> PixelBox:
-        """From the first pixel that the first tap reads to the last one: where the walk ends, not where it might."""
+        """Return the box from the first pixel that the first tap reads to the last one that is really read."""
         low = tuple(-p for p in self.before)
         last = zip(sizes, low, self.results(sizes), self.steps, strict=True)
         return PixelBox(low, tuple(p + (m - 1) * s - (n - 1) for n, p, m, s in last), self.steps)
 
 
 def _column(a: Array, w: Window, first: int, pixels: int, tap: tuple[int, ...], channels: slice) -> Array:
-    """What so many results from number ``first`` on read at a tap, by the definition of a convolution."""
+    """Return the elements that ``pixels`` results from number ``first`` on read at a tap, by definition of a
+    convolution.
+    """
     results = w.results(a.shape[-2:0:-1])
     out = np.zeros((pixels, channels.stop - channels.start), a.dtype)
     for p in range(pixels):
@@ -131,7 +138,8 @@ WINDOWS = {
 
 
 def pixel_cases() -> list[Case]:
-    """Columns of pixels for every kind of window, at a tap in the middle: across lines, images and behind the last."""
+    """Return columns of pixels for every kind of window, at a middle tap: across rows, images and past the last pixel.
+    """
     r, cases = RNG(13), []
     for name, w in WINDOWS.items():
         a = r.integers(1, 60000, (3, 7, 9, 72)).astype(np.uint16)
@@ -163,7 +171,7 @@ def _pixel_case(
 
 
 def cluster_cases() -> list[Case]:
-    """Two clusters of two blocks; what each block has seen of both halves, twice."""
+    """Return two clusters of two blocks; each block reads both halves, twice."""
     r, cases = RNG(12), []
     for box in ((64, 8), (64, 8, 2), (16, 4, 2, 3)):
         rank, swizzle = len(box), 128 * (box[0] == 64)
@@ -179,7 +187,7 @@ def cluster_cases() -> list[Case]:
 
 
 def cluster_sums_case() -> Case:
-    """Two clusters of four blocks: each block has the sums of all of its cluster."""
+    """Return two clusters of four blocks: each block has the sums of its whole cluster."""
     x = RNG(13).standard_normal((2, 4, 128)).astype(np.float32)
     total = np.zeros((2, 1, 128), np.float32)
     for block in range(4):
@@ -191,7 +199,7 @@ def cluster_sums_case() -> Case:
 
 
 def mbarrier_case() -> Case:
-    """Doubled by one warp, plus three by the other, nine times."""
+    """Return values doubled by one warp, plus three by the other, nine times."""
     v = 1
     for _ in range(9):
         v = v * 2 + 3
@@ -200,7 +208,7 @@ def mbarrier_case() -> Case:
 
 
 def places_case() -> Case:
-    """Dynamic shared memory begins where a swizzle does; descriptors have the fields of PTX's table."""
+    """Dynamic shared memory begins at a swizzle boundary; descriptors have the fields of PTX's table."""
     t = np.arange(32, dtype=np.uint64)  # bits 0 to 13: address; 16: leading, 32: stride offset (all / 16); 62: swizzle
     leading = np.where(t % 2, 8192 // 16, 1).astype(np.uint64)
     fields = t * 2 | leading << np.uint64(16) | np.uint64(1024 // 16 << 32 | 1 << 62)
@@ -222,7 +230,7 @@ FLOAT8 = {"e4m3": (4, 4), "e5m2": (5, 5), "e4m3e5m2": (4, 5), "e5m2e4m3": (5, 4)
 
 
 def to_float8(x: Array, exponent: int) -> Array:
-    """Whole numbers of at most 8, in float16, as floats of 8 bits."""
+    """Convert integers of at most 8, in float16, to 8-bit floats."""
     bits = x.view(np.uint16).astype(np.int32)
     sign, size = bits >> 15 << 7, bits & 0x7FFF
     code = size >> 8 if exponent == 5 else np.where(size > 0, (size - (8 << 10)) >> 7, 0)
@@ -230,7 +238,7 @@ def to_float8(x: Array, exponent: int) -> Array:
 
 
 def _float8(kind: str, m: int, n: int, k: int) -> tuple[Array, Array, Array, Array, Array]:
-    """A (m x k), B (k x n), the numbers they stand for and sums, all so small that sums are exact."""
+    """Return A (m x k), B (k x n), their values and sums, all so small that sums are exact."""
     r = RNG(11)
     a, b = (r.integers(-7, 8, size).astype(np.float16) for size in ((m, k), (k, n)))
     c = r.integers(-100, 100, (m, n)).astype(np.float32)
@@ -239,7 +247,7 @@ def _float8(kind: str, m: int, n: int, k: int) -> tuple[Array, Array, Array, Arr
 
 
 def float8_cases() -> list[Case]:
-    """Products of a warp."""
+    """Return products of a warp."""
     cases = []
     for kind in FLOAT8:
         x, y, a, b, c = _float8(kind, 16, 8, 32)
@@ -249,7 +257,7 @@ def float8_cases() -> list[Case]:
 
 
 def _operands(kind: str, n: int) -> tuple[Array, Array, Array, Array, Array]:
-    """Random A (64 x k) and B (k x n) of 128 bytes of k: storage, the values it stands for, and an accumulator."""
+    """Return random A (64 x k) and B (k x n) of 128 bytes of k: storage, values, and an accumulator."""
     r = RNG(9)
     if kind in FLOAT8:
         return _float8(kind, 64, n, 128)
@@ -272,7 +280,7 @@ def _operands(kind: str, n: int) -> tuple[Array, Array, Array, Array, Array]:
 
 
 def wgmma_cases() -> list[Case]:
-    """64 x N products over 128 bytes of k, B K-major and MN-major."""
+    """Return 64 x N products over 128 bytes of k, B K-major and MN-major."""
     cases = []
     for name in WGMMA.split():
         kind, n, mn = name.split("_")[0], int(name.split("_")[1][1:]), name.endswith("mn")
@@ -288,7 +296,7 @@ def wgmma_cases() -> list[Case]:
 
 
 def register_cases() -> list[Case]:
-    """The same with A in registers."""
+    """Return such products with A in registers."""
     cases = []
     for name in ("f16_n64", "f16_n128_mn", "f16_n256_mn", "bf16_n32", "bf16_n192_mn"):
         kind, n, mn = name.split("_")[0], int(name.split("_")[1][1:]), name.endswith("mn")
@@ -302,10 +310,10 @@ def register_cases() -> list[Case]:
 
 
 def rounding_cases() -> list[Case]:
-    """float32 through maps that round to tf32: as it lies in shared memory, and as wgmma multiplies it.
+    """Return float32 through maps that round to tf32: stored in shared memory, and as operands of wgmma.
 
-    Ties apart from other floats: that they go to the even neighbour is known of newer devices, everything else here
-    does not depend on it.
+    Ties are separate from other floats: that they go to the even neighbour is known of newer devices, everything else
+    here does not depend on it.
     """
     r, cases = RNG(10), []
     bits = r.integers(0, 2**32, (24, 40), np.uint32)
@@ -326,7 +334,7 @@ def rounding_cases() -> list[Case]:
 
 
 def all_hopper_cases() -> list[Case]:
-    """Every case that needs sm_90a."""
+    """Return every case that needs sm_90a."""
     return [
         *tma_cases(),
         *pixel_cases(),

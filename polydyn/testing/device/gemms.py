@@ -1,4 +1,4 @@
-"""Inputs, launch shapes and the truth for the two hand-written GEMMs (``gemm_mma.cu``, ``gemm_wgmma.cu``)."""
+"""Inputs, launch shapes and expected results for the two hand-written GEMMs (``gemm_mma.cu``, ``gemm_wgmma.cu``)."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SHAPES = ((1, 1, 1), (131, 77, 50), (7, 129, 33), (64, 200, 16), (257, 130, 297)
 
 
 def pitched(values: Array, multiple: int) -> Array:
-    """A view of ``values`` in a buffer whose row pitch is a multiple; the padding is NaN."""
+    """Return a view of ``values`` in a buffer whose row pitch is a multiple; the padding is NaN."""
     rows, cols = values.shape
     base = np.full((rows, -(-max(cols, 1) // multiple) * multiple), np.nan, values.dtype)
     view = base[:, :cols]
@@ -37,13 +37,13 @@ class Problem:
         self.want = np.maximum(wide[0] @ wide[1] + wide[2], 0)
 
     def mma(self, bm: int = 128, bn: int = 128, stages: int = 4) -> tuple[int, int, list[Any]]:
-        """(blocks, bytes of shared memory, arguments)."""
+        """Return (blocks, bytes of shared memory, arguments)."""
         pitches = [np.int32(x.strides[0] // 2) for x in (self.a, self.b, self.c)]
         args = [self.a.base, self.b.base, self.bias, self.c.base, *map(np.int32, (self.m, self.n, self.k)), *pitches]
         return self._blocks(bm, bn), max(stages * (bm + bn) * 64, bm * (bn + 8) * 2), args
 
     def wgmma(self, bn: int = 128, stages: int = 4) -> tuple[int, int, list[Any]]:
-        """As ``mma``; the first two arguments are tensor maps (K = 0 has none: use the other kernel)."""
+        """Return the arguments like ``mma``; the first two are tensor maps (K = 0 has none: use the other kernel)."""
         maps = [
             Mapped(TensorMap("float16", x.shape[::-1], x.strides[:1], (64, rows)), x)
             for x, rows in ((self.a, 128), (self.b, 64))
@@ -55,7 +55,7 @@ class Problem:
         return -(-self.m // bm) * -(-self.n // bn)
 
     def error(self) -> float:
-        """Relative error of the norm; inf when the padding was touched."""
+        """Return the relative error of the norm; inf if the padding was touched."""
         base = self.c.base
         if base is not None and not np.isnan(base[:, self.n :]).all():
             return float("inf")

@@ -1,8 +1,8 @@
-"""Memory that several tensors share, decided again: parts of concatenations, copies that were left out, the arena.
+"""Recheck memory that several tensors share: parts of concatenations, omitted copies, the arena.
 
-Where parts lie is computed from the concatenation itself. Addresses are compared element by element at small sizes that
-meet all guards. Lives come from what statements load and store (``order``): neither ``Array.address`` nor
-``live_ranges`` is asked.
+Offsets of parts are computed from the concatenation itself. Addresses are compared element by element at small sizes
+that satisfy all guards. Live ranges are derived from the loads and stores of statements (``order``), without
+``Array.address`` and ``live_ranges``.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from polydyn.testing.foreign.expressions import Env, ForeignError, Undefined, na
 from polydyn.testing.foreign.order import touches, waves_of
 
 SIZES = (1, 2, 3, 4, 5, 8, 0, 16, 32)
-"""Of the dims of a call at which addresses are compared."""
+"""Sizes of the dims of a call at which addresses are compared."""
 CALLS = 4
 TRIES = 400
-MOST = 20_000
-"""Elements that are compared."""
+MAX_ELEMENTS = 20_000
+"""Maximum number of compared elements."""
 
 
 def _wrong(message: str, tensor: str) -> ForeignError:
@@ -38,16 +38,16 @@ def _wrong(message: str, tensor: str) -> ForeignError:
 
 
 def check_windows(graph: Graph, plan: FusionPlan) -> None:
-    """Checks that each part of a concatenation lies where the parts before it end; ForeignError names a tensor.
+    """Check that each part of a concatenation starts at the end of the previous parts; ForeignError names a tensor.
 
-    ``graph``: before groups were made, with its concatenations. ``plan``: the groups, with windows.
+    ``graph``: before grouping, with its concatenations. ``plan``: the groups, with windows.
     """
     wholes = {n.output: n for n in graph.nodes if isinstance(n, Concat)}
     made = {n.output: n for n in plan.graph.nodes}
     lying: dict[str, list[tuple[str, Index, int]]] = {}
     for t, w in plan.windows.items():
         own = wholes[w.target].parts if w.target in wholes else ()
-        held = t if t in own or t not in made else made[t].inputs[0]  # the copy of a part has a name of its own
+        held = t if t in own or t not in made else made[t].inputs[0]  # the copy of a part has a separate name
         lying.setdefault(w.target, []).append((held, w.offset, w.axis))
     for target, parts in lying.items():
         whole = wholes.get(target)
@@ -69,11 +69,11 @@ def _same(a: Index, b: Index) -> bool:
     return bool(sympy.expand(to_sympy(a) - to_sympy(b), deep=False) == 0)
 
 
-# -- copies that were left out -----------------------------------------------------------------------------------------
+# -- omitted copies ----------------------------------------------------------------------------------------------------
 
 
 def check_copies(plan: FusionPlan, placed: Sequence[PlacedGroup], host: HostPlan) -> None:
-    """Checks that a group whose launch was left out is a copy of what another one writes, address by address.
+    """Check that a group without a launch is a copy of another group's output, address by address.
 
     ForeignError names its output.
     """
@@ -95,7 +95,7 @@ def check_copies(plan: FusionPlan, placed: Sequence[PlacedGroup], host: HostPlan
 
 
 def _compare(node: Compute, output: str, source: str, shapes: Mapping[str, Sequence[Index]], env: Env) -> None:
-    """Compares the addresses of every element of an output and of what it copies."""
+    """Compare the addresses of every element of an output and of its source."""
     body = node.body
     assert isinstance(body, Load)
     to, given = ([value(d, env) for d in shapes[t]] for t in (output, source))
@@ -114,7 +114,10 @@ def _compare(node: Compute, output: str, source: str, shapes: Mapping[str, Seque
 
 
 def small_sizes(host: HostPlan, shapes: Sequence[Sequence[Index]]) -> Iterator[dict[str, int]]:
-    """Sizes that meet all guards, with few elements in tensors of these shapes; none where there are other symbols."""
+    """Yield sizes that satisfy all guards, with few elements in tensors of these shapes.
+
+    There are none if the plan has other symbols.
+    """
     symbols = sorted({s.symbol for s in host.sources})
     read = frozenset().union(*(names(d) for shape in shapes for d in shape))
     if not read <= set(symbols):
@@ -124,7 +127,7 @@ def small_sizes(host: HostPlan, shapes: Sequence[Sequence[Index]]) -> Iterator[d
         env = {s: numbers.choice(SIZES) for s in symbols}
         try:
             meets = all(HOLDS[g.relation](value(g.left, env), value(g.right, env)) for g in host.guards)
-            if not meets or any(math.prod(value(d, env) for d in shape) > MOST for shape in shapes):
+            if not meets or any(math.prod(value(d, env) for d in shape) > MAX_ELEMENTS for shape in shapes):
                 continue
         except (KeyError, Undefined):
             continue
@@ -138,7 +141,7 @@ def small_sizes(host: HostPlan, shapes: Sequence[Sequence[Index]]) -> Iterator[d
 
 
 def check_slots(host: HostPlan, placed: Sequence[PlacedGroup], slots: Sequence[Slot]) -> None:
-    """Checks that all that touches one tenant of a slot comes before all that touches the next.
+    """Check that every access to one tenant of a slot precedes every access to the next tenant.
 
     ForeignError names a tensor.
     """

@@ -1,7 +1,7 @@
-"""Claims about sizes decided again: by sympy where both sides are polynomials, else by many exact examples.
+"""Recheck claims about sizes: by sympy if both sides are polynomials, else by many exact examples.
 
-A claim that follows from facts must hold wherever all guards hold, since only they are asked at run time: so a fact
-without its guard is found too.
+A claim that follows from facts must hold for all sizes that satisfy the guards, since only guards are checked at run
+time: so a fact without its guard is found too.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from polydyn.testing.foreign.claims import Claim, Claims, Context, Extents, reco
 from polydyn.testing.foreign.expressions import Env, ForeignError, Undefined, names, to_sympy, value
 
 EXAMPLES = 40
-"""Assignments at which a claim must hold."""
+"""Number of assignments at which a claim must hold."""
 TRIES = 6000
-"""Random assignments among which those are sought that meet all guards."""
+"""Number of random assignments that are searched for ones that satisfy all guards."""
 VALUES = (0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 12, 13, 16, 24, 31, 32, 33, 48, 64, 100, 128, 1000)
 HOLDS = {
     "==": lambda a, b: a == b,
@@ -32,14 +32,14 @@ HOLDS = {
 
 @contextmanager
 def checked() -> Iterator[Claims]:
-    """Checks what is decided inside, when it is left without an error. ForeignError: a claim does not hold."""
+    """Check the decisions made inside the block, if it ends without an error. ForeignError: a claim does not hold."""
     with recording() as claims:
         yield claims
     check(claims)
 
 
 def check(claims: Claims) -> int:
-    """Decides all claims again; how many. ForeignError: one does not hold, with the example."""
+    """Recheck all claims and return their number. ForeignError: one does not hold, with the example."""
     numbers = random.Random(0)
     done = 0
     for c in claims.arithmetic:
@@ -59,7 +59,7 @@ def _all_names(extents: Extents) -> frozenset[str]:
 
 
 def _decide(c: Claim, sizes: Sequence[Env], numbers: random.Random) -> None:
-    """``sizes``: assignments that meet all guards; none: every assignment does."""
+    """Check a claim. ``sizes``: assignments that satisfy all guards; if empty, every assignment does."""
     if c.relation == "==" and c.left == c.right:
         return
     if c.relation == "==" and not sizes and not c.extents and _same_polynomial(c):
@@ -83,7 +83,7 @@ def _decide(c: Claim, sizes: Sequence[Env], numbers: random.Random) -> None:
 
 
 def _same_polynomial(c: Claim) -> bool:
-    """Whether sympy says that the two sides are one expression."""
+    """Return whether sympy finds both sides equal."""
     return bool(sympy.expand(to_sympy(c.left) - to_sympy(c.right), deep=False) == 0)  # atoms are equal or not
 
 
@@ -92,7 +92,10 @@ def _some(free: Sequence[str], numbers: random.Random, k: int) -> dict[str, int]
 
 
 def _place_iterators(extents: Extents, env: dict[str, int], numbers: random.Random, k: int) -> bool:
-    """Iterators at their ends or between. Extents may name other iterators; False: one of them does not run."""
+    """Place iterators at their ends or between; return False if one of them does not run.
+
+    Extents may name other iterators.
+    """
     waiting = dict(extents)
     for n in waiting:
         env.pop(n, None)
@@ -108,11 +111,11 @@ def _place_iterators(extents: Extents, env: dict[str, int], numbers: random.Rand
     return True
 
 
-# -- sizes that callers may bring --------------------------------------------------------------------------------------
+# -- sizes of callers --------------------------------------------------------------------------------------------------
 
 
 def solutions(context: Context, numbers: random.Random) -> list[dict[str, int]]:
-    """Sizes of the inputs that meet all guards; none where a guard names a size that data decide."""
+    """Return sizes of the inputs that satisfy all guards; none if a guard has a data-dependent size."""
     facts = context.facts
     declared = sorted(facts.declared())
     guards = facts.guards()
@@ -123,7 +126,7 @@ def solutions(context: Context, numbers: random.Random) -> list[dict[str, int]]:
     for k in range(TRIES):
         env = {n: k if k < 2 else numbers.choice(VALUES) * numbers.choice(steps.get(n, [1])) for n in declared}
         try:
-            for g in guards:  # an equality with a single size says what it is
+            for g in guards:  # an equality with a single size determines it
                 for one, other in ((g.left, g.right), (g.right, g.left)):
                     name = _single(one)
                     if g.relation == "==" and name and name not in names(other) and numbers.random() < 0.9:
@@ -139,7 +142,7 @@ def solutions(context: Context, numbers: random.Random) -> list[dict[str, int]]:
 
 
 def _single(e: Index) -> str:
-    """The symbol that an expression is, if it is one."""
+    """Return the symbol that an expression is, or an empty string."""
     terms = list(e.terms.items())
     if len(terms) == 1 and terms[0][1] == 1 and len(terms[0][0]) == 1 and isinstance(terms[0][0][0], str):
         return terms[0][0][0]
@@ -147,7 +150,7 @@ def _single(e: Index) -> str:
 
 
 def _steps(guards: Sequence[Assumed]) -> dict[str, list[int]]:
-    """What sizes are multiples of, as guards that name one size say."""
+    """Return the divisors of sizes from guards with a single size."""
     out: dict[str, list[int]] = {}
     for g in guards:
         free = names(g.left)

@@ -1,7 +1,7 @@
-"""What index arithmetic and facts about sizes decide during a compilation, noted as it happens.
+"""Record decisions of index arithmetic and facts about sizes during a compilation.
 
-``recording`` puts a function that notes arguments and result into the place of each decision, in every module that has
-it, and takes it out again. Decisions that nothing depends on ("not proven") are not noted.
+``recording`` replaces the function of each decision, in every module that has it, by one that records arguments and
+result, and restores it afterwards. Decisions without consequences ("not proven") are not recorded.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from polydyn.shapes.context import ShapeContext
 from polydyn.shapes.facts import DimFacts
 
 Extents = tuple[tuple[str, Index], ...]
-MOST = 20_000
-"""Claims of a kind that a compilation notes; every later one is dropped and counted."""
+MAX_CLAIMS = 20_000
+"""Maximum number of recorded claims of a kind per compilation; later ones are dropped and counted."""
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class Claim:
 
 @dataclass
 class Context:
-    """The facts of one model or body: what was decided from them, and the sizes that callers bring."""
+    """The facts of one model or body: the decisions from them, and the sizes of callers."""
 
     facts: ShapeContext
     claims: dict[Claim, None] = field(default_factory=dict)
@@ -47,33 +47,33 @@ class Context:
 
 @dataclass
 class Claims:
-    """All of a compilation. ``arithmetic``: decided from nothing but ranges of iterators."""
+    """All claims of a compilation. ``arithmetic``: decided from ranges of iterators alone."""
 
     arithmetic: dict[Claim, None] = field(default_factory=dict)
     contexts: dict[int, Context] = field(default_factory=dict)
     dropped: int = 0
 
     def note(self, claim: Claim) -> None:
-        """Notes a claim of index arithmetic."""
+        """Record a claim of index arithmetic."""
         self._add(self.arithmetic, claim)
 
     def learn(self, facts: ShapeContext, claim: Claim) -> None:
-        """Notes a claim that facts about sizes decided."""
+        """Record a claim that facts about sizes decided."""
         self._add(self.contexts.setdefault(id(facts), Context(facts)).claims, claim)
 
     def _add(self, to: dict[Claim, None], claim: Claim) -> None:
-        if len(to) < MOST:
+        if len(to) < MAX_CLAIMS:
             to[claim] = None
         else:
             self.dropped += claim not in to
 
 
-def _extents(given: Mapping[str, Index] | None) -> Extents:
-    return tuple((given or {}).items())
+def _extents(iterators: Mapping[str, Index] | None) -> Extents:
+    return tuple((iterators or {}).items())
 
 
 def _arithmetic(claims: Claims) -> dict[tuple[Any, str], Callable[..., None]]:
-    """(module, function) -> what its arguments and its result claim."""
+    """Map (module, function) to a function that records the claim of its arguments and result."""
 
     def quotient(result: Index, x: Index, n: Index) -> None:
         opaque = Index({(index.Atom("floordiv", (x, n)),): 1})
@@ -104,7 +104,7 @@ def _arithmetic(claims: Claims) -> dict[tuple[Any, str], Callable[..., None]]:
 
 
 def _facts(claims: Claims) -> dict[str, Callable[..., None]]:
-    """Method of ``DimFacts`` -> what its arguments and its result claim."""
+    """Map a method of ``DimFacts`` to a function that records the claim of its arguments and result."""
     of = Index.of
 
     def canonical(result: Index, facts: ShapeContext, dim: Any) -> None:
@@ -141,7 +141,7 @@ def _noting(f: Callable[..., Any], claim: Callable[..., None]) -> Callable[..., 
 
 @contextmanager
 def recording() -> Iterator[Claims]:
-    """Notes what is decided inside. Not for several threads at once."""
+    """Record the decisions made inside the block. Do not use with several threads at once."""
     claims = Claims()
     placed: list[tuple[Any, str, Any]] = []
 

@@ -1,4 +1,4 @@
-"""``Index`` values read anew: as expressions of sympy, and as integers for given symbols."""
+"""``Index`` values, read again: as expressions of sympy, and as integers for given symbols."""
 
 from __future__ import annotations
 
@@ -20,8 +20,9 @@ class ForeignError(PolydynError):
 
 
 class Undefined(Exception):
-    """A division by 0 or less. Divisors are sizes: there is no element, so nobody uses the value
-    (``schedules/index.py``).
+    """A division by 0 or less.
+
+    Divisors are sizes: there is no element, so the value is unused (``schedules/index.py``).
     """
 
 
@@ -30,25 +31,25 @@ class Quotient(sympy.Function):  # type: ignore[misc]
 
     @classmethod
     def eval(cls, x: Any, n: Any) -> Any:
-        """The value, where both are integers."""
+        """Return the value if both are integers."""
         return sympy.floor(x / n) if x.is_Integer and n.is_Integer and n != 0 else None
 
 
 class Least(sympy.Function):  # type: ignore[misc]
-    """The least of integers."""
+    """The minimum of integers."""
 
     @classmethod
     def eval(cls, *args: Any) -> Any:
-        """The value, where all are integers."""
+        """Return the value if all are integers."""
         return sorted(args)[0] if all(a.is_Integer for a in args) else None
 
 
 class Greatest(sympy.Function):  # type: ignore[misc]
-    """The greatest of integers."""
+    """The maximum of integers."""
 
     @classmethod
     def eval(cls, *args: Any) -> Any:
-        """The value, where all are integers."""
+        """Return the value if all are integers."""
         return sorted(args)[-1] if all(a.is_Integer for a in args) else None
 
 
@@ -56,9 +57,9 @@ OPAQUE = {"floordiv": Quotient, "min": Least, "max": Greatest}
 
 
 def to_sympy(e: Index) -> Any:
-    """The expression over symbols that are integers.
+    """Return the expression over symbols that are integers.
 
-    Divisions are opaque where a size is symbolic, and so are min and max, which sympy would order for minutes.
+    Divisions are opaque if a size is symbolic, and so are min and max, which sympy would order for minutes.
     """
     total = sympy.Integer(0)
     for factors, c in e.terms.items():
@@ -75,23 +76,24 @@ def _atom(a: Atom) -> Any:
     return OPAQUE[a.kind](*args) if a.kind in OPAQUE else sympy.Function(f"fetch {a.name}", integer=True)(*args)
 
 
-def value(e: Index, env: Env, seen: dict[Atom, int] | None = None) -> int:
-    """The integer that an expression is for given symbols. What is fetched is some number that place and name decide.
+def value(e: Index, env: Env, values: dict[Atom, int] | None = None) -> int:
+    """Return the integer value of an expression for given symbols.
 
-    ``seen``: atoms with their values there. KeyError: a symbol is missing. Undefined: a size of 0 divides.
+    A fetched integer is a number that depends on position and name. ``values``: atoms and their values there.
+    KeyError: a symbol is missing. Undefined: a size of 0 divides.
     """
-    seen, total = {} if seen is None else seen, 0
+    values, total = {} if values is None else values, 0
     for factors, c in e.terms.items():
         for f in factors:
-            if not isinstance(f, str) and f not in seen:
-                seen[f] = _atom_value(f, env, seen)
-            c *= env[f] if isinstance(f, str) else seen[f]
+            if not isinstance(f, str) and f not in values:
+                values[f] = _atom_value(f, env, values)
+            c *= env[f] if isinstance(f, str) else values[f]
         total += c
     return total
 
 
-def _atom_value(a: Atom, env: Env, seen: dict[Atom, int]) -> int:
-    args = [value(x, env, seen) for x in a.args]
+def _atom_value(a: Atom, env: Env, values: dict[Atom, int]) -> int:
+    args = [value(x, env, values) for x in a.args]
     if a.kind == "floordiv":
         x, n = args
         if n <= 0:
@@ -103,7 +105,7 @@ def _atom_value(a: Atom, env: Env, seen: dict[Atom, int]) -> int:
 
 
 def names(e: Index) -> frozenset[str]:
-    """The symbols of an expression, those inside of atoms too."""
+    """Return the symbols of an expression, including symbols inside of atoms."""
     found = [frozenset({f}) if isinstance(f, str) else _names_inside(f) for factors in e.terms for f in factors]
     return frozenset().union(*found)
 

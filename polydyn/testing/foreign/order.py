@@ -1,7 +1,7 @@
-"""Order, convexity and reachability of groups and waves, computed again by networkx.
+"""Order, convexity and reachability of groups and waves, recomputed by networkx.
 
-What a tensor needs is read from the loads of the groups' own bodies, wherever they stand in an expression. Neither the
-bit sets of ``fusion/partition.py`` nor what launches say of their reads and writes is asked.
+The inputs of a tensor are read from the loads of the groups' own bodies, anywhere in an expression. The bit sets of
+``fusion/partition.py`` and the declared reads and writes of launches are not used.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from polydyn.testing.foreign.expressions import ForeignError
 
 
 def loads(x: Any) -> Iterator[str]:
-    """The tensors that an expression reads, as values and as subscripts."""
+    """Yield the tensors that an expression reads, as values and as subscripts."""
     if isinstance(x, Index):
         for factors in x.terms:
             for a in factors:
@@ -46,11 +46,11 @@ def _wrong(message: str, tensor: str) -> ForeignError:
 
 
 def check_groups(plan: FusionPlan) -> None:
-    """Checks the groups of a fusion plan; ForeignError names a tensor.
+    """Check the groups of a fusion plan; ForeignError names a tensor.
 
-    - The groups, with concatenations as nodes of their own, have no cycle: so none lies between two nodes of another.
-    - Every group comes after all that it reads, through concatenations too.
-    - What a group leaves in memory is all that other groups, concatenations and the caller need of it.
+    - The groups, with concatenations as separate nodes, have no cycle: so none is between two nodes of another.
+    - Every group follows all groups that it reads, through concatenations too.
+    - A group stores in memory all tensors that other groups, concatenations and the caller read.
     - Everything that an output needs is computed by exactly one group.
     """
     home: dict[str, int] = {}
@@ -105,7 +105,7 @@ def _check_quotient(plan: FusionPlan, graph: nx.DiGraph, needed: dict[int, set[s
 
 
 def _is_asked(plan: FusionPlan, k: int) -> bool:
-    """Whether a group is kept for checks of indices alone."""
+    """Return whether a group is kept for checks of indices alone."""
     return bool({b.tensor for b in plan.graph.bounds} & {n.output for n in plan.groups[k].nodes})
 
 
@@ -113,10 +113,10 @@ def _is_asked(plan: FusionPlan, k: int) -> bool:
 
 
 def check_waves(plan: HostPlan, placed: Sequence[PlacedGroup]) -> None:
-    """Checks the order of launches on a CPU; ForeignError names a launch and a buffer.
+    """Check the order of launches on a CPU; ForeignError names a launch and a buffer.
 
-    A launch comes in a later wave than all that write what it reads, and no launch of a wave writes what another one
-    of it touches, but for parts of one buffer. ``placed``: the groups, whose statements say what is loaded and stored.
+    A launch is in a later wave than all launches that write its inputs, and no launch of a wave writes what another one
+    of it touches, except parts of one buffer. ``placed``: the groups, whose statements define loads and stores.
     """
     touched = dict(map(touches, placed))
     wave_of = waves_of(plan)
@@ -140,7 +140,7 @@ def check_waves(plan: HostPlan, placed: Sequence[PlacedGroup]) -> None:
 
 
 def touches(p: PlacedGroup) -> tuple[str, tuple[set[str], set[str]]]:
-    """The label of a group's launch; the buffers that its statements load and store."""
+    """Return the label of a group's launch, and the buffers that its statements load and store."""
     buffers = p.lowered.buffers
     read = {buffers[t] for s in p.lowered.group.statements for t in loads(s.value) if t in buffers}
     read |= {buffers[t] for s in p.lowered.group.statements for t in loads(s.index) if t in buffers}
@@ -150,7 +150,7 @@ def touches(p: PlacedGroup) -> tuple[str, tuple[set[str], set[str]]]:
 
 
 def waves_of(plan: HostPlan) -> list[int]:
-    """The wave of every launch."""
+    """Return the wave of every launch."""
     out: list[int] = []
     for wave, count in enumerate(plan.waves or [1] * len(plan.launches)):
         out += [wave] * count

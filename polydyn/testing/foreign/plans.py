@@ -1,4 +1,4 @@
-"""Everything about a plan that is decided again once it is made."""
+"""Recheck all decisions of a finished plan."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from polydyn.testing.foreign.order import check_groups, check_waves
 from polydyn.testing.plan.planned import Planned
 
 
-def check_planned_again(made: Planned) -> None:
-    """Checks groups and windows, and for a CPU waves, copies that were left out and the arena.
+def check_planned_again(planned: Planned) -> None:
+    """Check groups and windows, and for a CPU waves, omitted copies and the arena.
 
     ForeignError: a claim does not hold.
     """
-    fused, placed, host = made.kernels.plan, made.kernels.placed, made.plan
+    fused, placed, host = planned.kernels.plan, planned.kernels.placed, planned.plan
     check_groups(fused)
-    check_windows(made.later[1], fused)
+    check_windows(planned.later[1], fused)
     if not host.on_device:
         check_waves(host, placed)
         check_copies(fused, placed, host)
-        check_slots(host, placed, made.slots)
+        check_slots(host, placed, planned.slots)

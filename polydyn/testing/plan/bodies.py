@@ -67,7 +67,7 @@ class Body:
         arrays = [n for n, a in self.group.arrays.items() if a.role == "output"]
         for name, tensor in zip(arrays, outputs, strict=True):
             want = expected(tensor).reshape(-1)
-            at, values = self._left(name, want.dtype)
+            at, values = self._last_values(name, want.dtype)
             if at.size != want.size:
                 self.memory.faults.add("incomplete", tensor, f"{at.size} of {want.size} elements are written")
                 continue
@@ -75,7 +75,7 @@ class Body:
             if error and difference(np.sort(values), np.sort(want), least):  # memory may hold axes in another order
                 self.memory.faults.add("value", tensor, error)
 
-    def _left(self, name: str, kind: np.dtype[Any]) -> tuple[Numbers, Numbers]:
+    def _last_values(self, name: str, kind: np.dtype[Any]) -> tuple[Numbers, Numbers]:
         """Return the addresses that an array was written at, sorted, and the last value of each."""
         pieces = self.made.get(name, [])
         if not pieces:
@@ -177,8 +177,8 @@ class Body:
             total = self.memory.read(self.buffers[a.name], where, a.dtype).copy()
             COMBINE[reduce].at(total, back, value)
             at, value = where, total
-        again = isinstance(self.form, SerialGroup)
-        self.memory.write(self.buffers[a.name], at, value, a.dtype, again=again)
+        rewrites = isinstance(self.form, SerialGroup)
+        self.memory.write(self.buffers[a.name], at, value, a.dtype, rewrites=rewrites)
         self.made.setdefault(a.name, []).append((at, value))
 
     def _keep(self, a: Array, place: tuple[Numbers, ...], value: Numbers, reduce: str | None) -> None:
@@ -202,7 +202,7 @@ class Body:
         return self.locals[a.name]
 
     def _load(self, name: str, subscripts: tuple[Index, ...], env: Mapping[str, Any], mask: Numbers | None) -> Numbers:
-        """Elements of an array, in memory or inside the kernel."""
+        """Return elements of an array, in memory or inside the kernel."""
         a = self.group.arrays[name]
         at = [self.evaluator.index(i, env, mask) for i in subscripts]
         if a.role not in ("local", "rows"):

@@ -117,7 +117,7 @@ class Call:
             self._trace(c, kernel, buffers, group)
 
     def _trace(self, c: Candidate, kernel: Kernel, buffers: Mapping[str, str], group: Group) -> None:
-        """Compare the accesses of the kernel's loops with those of its statements."""
+        """Compare the accesses of the kernel's loops with the accesses of its statements."""
         body = self.planned.loops.get(kernel.name)
         if body is None:
             self.traced["no loops"] += 1
@@ -151,7 +151,7 @@ class Call:
             self.faults.add("in-place", owner, f"reads {here.size} cells that it writes")
 
 
-def _member(some: Array, others: Array) -> Array:
+def _member(some: Array, members: Array) -> Array:
     """Return a mask of the cells in ``some`` that are also in ``others``. Both are sorted."""
-    at = others.searchsorted(some)
-    return np.asarray(others[at.clip(max=len(others) - 1)] == some)
+    at = members.searchsorted(some)
+    return np.asarray(members[at.clip(max=len(members) - 1)] == some)

@@ -2,8 +2,8 @@
 
     python -m polydyn.testing.plan.campaign [COUNT] [--first SEED] [--theme NAME] [--loops]
 
-Every model is planned and run at the sizes of its calls. A fault is printed with its seed. Exits with 1 when there is
-one, or the interpreter stops with an error of its own.
+Every model is planned and run at the sizes of its calls. A fault is printed with its seed. Exits with 1 if there is a
+fault, or if the interpreter stops with an error of its own.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ def results(seeds: Sequence[int], theme: str, loops: bool) -> Iterator[tuple[Cou
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """The command line."""
+    """Run the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("count", type=int, nargs="?", default=100)
     parser.add_argument("--first", type=int, default=0)

@@ -1,8 +1,8 @@
-"""Models and plans checked on calls of concrete sizes.
+"""Check models and plans on calls of concrete sizes.
 
     python -m polydyn.testing.plan MODEL.onnx B=2 L=5 [--loops] [--threads 2] [--target cpu]
 
-Sizes that are not given are such that the model's guards hold. Exits with 1 when there is a fault.
+Sizes that are not given are chosen such that the model's guards hold. Exits with 1 if there is a fault.
 """
 
 from __future__ import annotations
@@ -193,7 +193,7 @@ def bound_sizes(planned: Planned, names: Mapping[tuple[str, int], str], sizes: M
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """The command line."""
+    """Run the command line."""
     parser = argparse.ArgumentParser(
         prog="python -m polydyn.testing.plan", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

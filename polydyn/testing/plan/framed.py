@@ -86,7 +86,10 @@ def _manifest(graph: Graph, backend: Target, programs: Programs, inner: bool = F
 
 
 def framed_of(parts: Parts, whole: Manifest, models: Sequence[Manifest], words: Sequence[int]) -> Framed:
-    """Return the frame of a program. ``whole`` is its manifest; ``models`` are those of its parts and bodies."""
+    """Return the frame of a program.
+
+    ``whole`` is its manifest; ``models`` are the manifests of its parts and bodies.
+    """
     graphs = [p.graph for p in parts.order if isinstance(p, Part)]
     graphs += {f"{s.origin}.{role}": g for s in parts.graph.steps for role, g in s.bodies}.values()
     return Framed(

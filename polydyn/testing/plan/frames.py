@@ -1,8 +1,8 @@
 """Check the run time between the parts of a program: the inputs of each stage must be in memory when it begins.
 
 Memory is a set of places (rooms, memory of the caller, slots of loops). Each holds one tensor of one call. The checker
-runs the words that C reads. The expected tensors come from the graph as it was cut into parts and steps. The code that
-chose rooms, last uses and forms of loops is not used.
+runs the words that C reads. The expected tensors are taken from the graph as it was cut into parts and steps. The code
+that chose rooms, last uses and forms of loops is not used.
 """
 
 from __future__ import annotations
@@ -104,10 +104,10 @@ class Frame:
             what = "nothing" if lies is None else f"'{lies[0]}'" if lies[-1] == self.call else f"an older '{lies[0]}'"
             self.add(name, f"where it is read lies {what}")
 
-    def _place(self, made: tuple[int, ...], before: Mapping[Place, int], kind: int) -> None:
+    def _place(self, outputs: tuple[int, ...], before: Mapping[Place, int], kind: int) -> None:
         """Choose places for the outputs of a stage. They must not overlap its inputs or each other."""
         taken: dict[Place, int] = {}
-        for k in made:
+        for k in outputs:
             name, room = self.framed.names[k], self.words.rooms[k]
             if kind == PYTHON:
                 place: Place = ("python", k)

@@ -50,7 +50,7 @@ def _square(rows: Index, columns: Index, *body: Any) -> Body:
 
 
 def _transpose(x: Call, types: Types, width: int) -> Body:
-    """``to[column * pitch + row] = from[row * stride + column]``; without a pitch whole vectors are written."""
+    """Return ``to[column * pitch + row] = from[row * stride + column]``; without a pitch whole vectors are written."""
     to, source = map(_pointer, x.args[:2])
     stride, rows, columns, *more = map(_number, x.args[2:])
     rows, columns = minimum(rows, width), minimum(columns, width)

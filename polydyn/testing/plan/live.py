@@ -34,7 +34,7 @@ def verify_by_running(
 ) -> int:  # fmt: skip
     """Run the plan and return the number of sizes without a fault. ``loops``: of the kernels.
 
-    Raises ForeignError if order or shared memory is decided otherwise, PlanError if there is a fault.
+    Raises ForeignError if a recheck of order or shared memory disagrees, PlanError if there is a fault.
     """
     before = prepared_graph(rewritten, target.without, cuda=target.on_device, side=target.options.winograd)
     later = (rewritten, before, kernels.plan.graph)

@@ -63,7 +63,7 @@ class Loops:
         inside = np.clip(np.asarray(i), 0, max(0, place.bytes // kind.itemsize - 1))
         return np.asarray(self.memory.bytes.view(kind)[inside + place.address // kind.itemsize].astype(np.int64))
 
-    # -- what is compared --------------------------------------------------------------------------------------------
+    # -- comparison ---------------------------------------------------------------------------------------------------
 
     def _bounds(self, array: str) -> None:
         room = self.memory.places[self.buffers[array]].bytes

@@ -78,18 +78,20 @@ class Memory:
             if name in self.places:
                 self._constant(name, np.ascontiguousarray(array))
 
-    # -- where buffers lie -------------------------------------------------------------------------------------------
+    # -- layout of buffers ---------------------------------------------------------------------------------------------
 
     def _lay_out(self, slots: tuple[Slot, ...], sizes: dict[str, int]) -> int:
-        """Places of all buffers; where they end. Intermediates lie in the slots of one arena, one slot behind the
-        other, each as large as the largest of its sizes; all else has memory of its own.
+        """Place all buffers and return the end of memory.
+
+        Intermediates are in the slots of one arena, one slot after the other, each as large as the largest of its
+        sizes; all other buffers have separate memory.
         """
         taken = {b.name: self._bytes(b, sizes) for b in self.plan.buffers.values()}
         end = GAP
         for slot in slots:
             most = max(size_of(x, sizes) for x in slot.sizes)
             for t in slot.tenants:
-                room = min(taken.get(t, 0), most)  # what is behind the slot is another one
+                room = min(taken.get(t, 0), most)  # the next slot follows
                 self.places[t] = Place(end, room, self._number(t))
             end += -(-most // ALIGN) * ALIGN
         end += GAP
@@ -149,13 +151,13 @@ class Memory:
         more = item // self.unit
         return first if more == 1 else (first[:, None] + np.arange(more)).reshape(-1)
 
-    def _inside(self, buffer: str, at: Array, item: int, what: str) -> bool:
+    def _inside(self, buffer: str, at: Array, item: int, access: str) -> bool:
         if buffer not in self.places:
-            self.faults.add("place", buffer, f"{what} a buffer that has no memory")
+            self.faults.add("place", buffer, f"{access} a buffer that has no memory")
             return False
         low, high, room = int(at.min()), int(at.max()), self.places[buffer].bytes
         if low < 0 or (high + 1) * item > room:
-            self.faults.add("bounds", buffer, f"{what} elements {low}..{high} of {room // item} that have memory")
+            self.faults.add("bounds", buffer, f"{access} elements {low}..{high} of {room // item} that have memory")
             return False
         return True
 
@@ -200,8 +202,8 @@ class Memory:
             return f"launch '{self.plan.launches[writer].label}'"
         return {CALLER: "the caller", CONSTANT: "the constants"}.get(writer, "nobody")
 
-    def write(self, buffer: str, at: Array, values: Array, dtype: str, *, again: bool = False) -> None:
-        """Write elements. ``again``: this launch may write an element more than once."""
+    def write(self, buffer: str, at: Array, values: Array, dtype: str, *, rewrites: bool = False) -> None:
+        """Write elements. ``rewrites``: this launch may write an element more than once."""
         if at.size == 0 or not self._inside(buffer, at, ITEMSIZE[dtype], "writes"):
             return
         place, kind = self.places[buffer], numpy_dtype(dtype)
@@ -210,7 +212,7 @@ class Memory:
             self.faults.add("place", buffer, f"writes an {role}" if role == "input" else f"writes a {role}")
             return
         once = _distinct(at)
-        if not again and once.size != at.size:
+        if not rewrites and once.size != at.size:
             self.faults.add("twice", buffer, f"writes {at.size - once.size} elements more than once")
         cells = self.cells(place, once, kind.itemsize)
         self._overwrites(buffer, cells)

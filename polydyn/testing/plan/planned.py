@@ -130,10 +130,10 @@ def width_of(target: Target) -> int:
     return target.processor.width if isinstance(target, Cpu) else 0
 
 
-def with_text(made: Planned, edit: Edit | None = None) -> Planned:
+def with_text(planned: Planned, edit: Edit | None = None) -> Planned:
     """Return the plan with the slots and the C text of its host program."""
-    host = host_program(made.plan, dict.fromkeys(made.plan.constants, 0), 0)
-    return replace(made, slots=(edit or Edit())("slots", host.slots), text=host.text)
+    host = host_program(planned.plan, dict.fromkeys(planned.plan.constants, 0), 0)
+    return replace(planned, slots=(edit or Edit())("slots", host.slots), text=host.text)
 
 
 def plans_of(

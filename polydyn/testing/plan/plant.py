@@ -52,34 +52,34 @@ def trials(model: ModelLike, each: int, r: Random, loops: bool = False) -> Itera
                     yield trial(mistake, *planted)
 
 
-def trial(mistake: Mistake, what: str, made: Planned) -> Trial:
+def trial(mistake: Mistake, site: str, planned: Planned) -> Trial:
     """Run one trial. If the host program cannot be built, the product rejects the plan; it runs with the old slots."""
     refused = ""
     if mistake in ON_SLOTS:
-        made = replace(made, text="")
+        planned = replace(planned, text="")
     elif mistake not in ON_KERNELS:
         try:
-            made = with_text(made)
+            planned = with_text(planned)
         except (PolydynError, KeyError, IndexError, ValueError) as e:
-            refused, made = f"{type(e).__name__}: {e}", replace(made, text="")
-    refused = refused or error_of(lambda: verify_host_plan(made.plan))
-    refused = refused or error_of(lambda: verify_slots(made.plan, made.slots))
+            refused, planned = f"{type(e).__name__}: {e}", replace(planned, text="")
+    refused = refused or error_of(lambda: verify_host_plan(planned.plan))
+    refused = refused or error_of(lambda: verify_slots(planned.plan, planned.slots))
     try:
-        seen = first_fault(made, loops=mistake in ON_LOOPS)
+        seen = first_fault(planned, loops=mistake in ON_LOOPS)
         text = str(seen.fault) if seen else ""
     except (KeyError, IndexError, ValueError) as e:
         text = f"the interpreter stops: {type(e).__name__}: {e}"
-    return Trial(mistake.__name__, what, text, refused)
+    return Trial(mistake.__name__, site, text, refused)
 
 
-def first_fault(made: Planned, loops: bool = False) -> Faulty | None:
+def first_fault(planned: Planned, loops: bool = False) -> Faulty | None:
     """Return the first fault at ``SIZES``, or None."""
     for size in SIZES:
-        found = check_planned(made, {}, default=size, loops=loops)
+        found = check_planned(planned, {}, default=size, loops=loops)
         if found:
             return found[0]
-    shares = None if loops else sizes_in_shares(made)
-    found = check_planned(made, shares) if shares else None
+    shares = None if loops else sizes_in_shares(planned)
+    found = check_planned(planned, shares) if shares else None
     return found[0] if found else None
 
 
@@ -92,10 +92,10 @@ def error_of(verify: Callable[[], None]) -> str:
     return ""
 
 
-def table(found: Iterable[Trial]) -> str:
+def table(trials_found: Iterable[Trial]) -> str:
     """Format a table: mistakes of each kind, how many the interpreter detects, and how many the verifiers detect."""
     count: Counter[tuple[str, str]] = Counter()
-    for t in found:
+    for t in trials_found:
         for kind in (t.kind, "all"):
             count[kind, "planted"] += 1
             count[kind, "seen"] += bool(t.seen)
@@ -107,7 +107,7 @@ def table(found: Iterable[Trial]) -> str:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """The command line."""
+    """Run the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("models", nargs="+")
     parser.add_argument("--each", type=int, default=2)

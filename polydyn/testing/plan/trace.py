@@ -1,6 +1,6 @@
 """Trace the addresses that the loop IR of a kernel accesses, for all instances of a loop at once.
 
-The loop IR is what the printer of C gets. Loop variables are arrays; every task of the kernel is an instance, so that
+The loop IR is the input of the C printer. Loop variables are arrays; every task of the kernel is an instance, so that
 accesses of different tasks are distinguished. Values are not computed: a data-dependent branch may be taken or not.
 """
 
@@ -34,13 +34,13 @@ from polydyn.schedules.index import Index
 from polydyn.testing.plan.arithmetic import RELATIONS, Fetch, Integers, value_of
 from polydyn.testing.plan.leaves import as_loops
 
-MOST = 1 << 20
+MAX_INSTANCES = 1 << 20
 """Maximum number of instances that are traced at once."""
-ALL = 40 * MOST
+ALL = 40 * MAX_INSTANCES
 """Maximum number of traced instances of a kernel."""
 LINE = 64
 """Alignment of scratch in bytes."""
-DECIDED = ("and", "or", "not", "lt", "le", "gt", "ge", "eq", "ne")
+LOGIC_OPERATORS = ("and", "or", "not", "lt", "le", "gt", "ge", "eq", "ne")
 """Operations that keep a condition independent of data, if their operands are."""
 Env = Mapping[str, Integers]
 
@@ -76,9 +76,9 @@ class Trace:
         for x in body if n else ():
             self._node(x, env, n, sure)
 
-    def all_of(self, how: str, array: str) -> Array:
+    def all_of(self, kind: str, array: str) -> Array:
         """Return the distinct ``byte * tasks + task`` of an array, sorted."""
-        pieces = self.touched.get((how, array), [])
+        pieces = self.touched.get((kind, array), [])
         return np.unique(np.concatenate(pieces)) if pieces else np.zeros(0, np.int64)
 
     # -- nodes -------------------------------------------------------------------------------------------------------
@@ -121,7 +121,7 @@ class Trace:
         counts, first = np.maximum(high - low, 0), 0
         while first < n:  # as many of the instances around it as give no more than MOST inside
             ends = np.cumsum(counts[first:])
-            last = first + max(1, int(np.searchsorted(ends, MOST, "right")))
+            last = first + max(1, int(np.searchsorted(ends, MAX_INSTANCES, "right")))
             part = counts[first:last]
             at = np.repeat(np.arange(first, min(last, n)), part)
             inside = np.arange(len(at)) - np.repeat(np.cumsum(part) - part, part)
@@ -156,7 +156,7 @@ class Trace:
             raise Untraced(f"the dtype of {buffer} is unknown")
         return self.types[buffer]
 
-    def _touch(self, how: str, x: Store | FlatLoad, env: Env, n: int, item: int) -> None:
+    def _touch(self, kind: str, x: Store | FlatLoad, env: Env, n: int, item: int) -> None:
         """Record an access. ``item``: bytes per lane; addresses are in elements of the buffer."""
         unit, lane = ITEMSIZE[self._type(x.buffer)], np.arange(x.lanes)
         first, stride = (np.broadcast_to(self._index(i, env), (n,))[:, None] for i in (x.address, x.stride))
@@ -166,7 +166,7 @@ class Trace:
             live = lane < np.broadcast_to(self._index(x.mask, env), (n,))[:, None]
             at, task = at[live], task[live]
         pairs = np.unique(at.reshape(-1) * unit * self.tasks + task.reshape(-1))
-        pieces = self.touched.setdefault((how, x.buffer), [])
+        pieces = self.touched.setdefault((kind, x.buffer), [])
         pieces += [pairs + k * self.tasks for k in range(item)]
 
     def _value(self, v: Value, env: Env, n: int, sure: bool) -> None:
@@ -193,7 +193,7 @@ class Trace:
             return np.broadcast_to(np.asarray(v.value), (n,))
         if isinstance(v, FromIndex):
             return np.broadcast_to(self._index(v.index, env), (n,))
-        if not isinstance(v, Op) or v.name not in DECIDED:
+        if not isinstance(v, Op) or v.name not in LOGIC_OPERATORS:
             return None
         args = [self._decided(a, env, n) for a in v.args]
         return None if any(a is None for a in args) else OPS[v.name].numpy(*args)

@@ -15,7 +15,7 @@ from polydyn.testing.plan.arithmetic import Integers, value_of
 
 Env: TypeAlias = Mapping[str, Integers]
 LoadFrom: TypeAlias = Callable[[str, tuple[Index, ...], Env, "Array | None"], Array]
-"""The elements of an array at subscripts, where a mask is true."""
+"""Function that returns the elements of an array at subscripts, where a mask is true."""
 
 
 class Evaluator:
@@ -25,7 +25,7 @@ class Evaluator:
         self.load = load
 
     def index(self, i: Index, env: Env, mask: Array | None = None) -> Integers:
-        """A subscript; integers that it fetches are read where ``mask`` is true."""
+        """Evaluate a subscript; integers that it fetches are read where ``mask`` is true."""
 
         def fetch(name: str, at: tuple[Index, ...], where: Env) -> Array:
             return self.load(name, at, where, mask).astype(np.int64)
@@ -33,7 +33,7 @@ class Evaluator:
         return value_of(i, env, fetch)
 
     def value(self, v: Value, env: Env, mask: Array | None) -> Array:
-        """A value; the branch that ``where`` does not take is not evaluated, nor what ``mask`` leaves out."""
+        """Evaluate a value, without the branch that ``where`` does not take and without masked elements."""
         kind = numpy_dtype(v.dtype)
         if isinstance(v, Const):
             return np.asarray(v.value).astype(kind)
@@ -55,7 +55,7 @@ class Evaluator:
 
 
 def symbols_in(v: Value) -> set[str]:
-    """The symbols of all subscripts and integers of a value."""
+    """Return the symbols of all subscripts and integers of a value."""
     if isinstance(v, Load):
         return {x for i in v.index for x in i.symbols()}
     own = set(v.index.symbols()) if isinstance(v, FromIndex) else set[str]()
@@ -63,7 +63,7 @@ def symbols_in(v: Value) -> set[str]:
 
 
 def factors_of(v: Value) -> list[Value]:
-    """The factors of a product, a product of one where it is none."""
+    """Return the factors of a product; other values are their only factor."""
     found = [v]
     while any(isinstance(f, Op) and f.name == "mul" for f in found):
         found = [g for f in found for g in (f.args if isinstance(f, Op) and f.name == "mul" else (f,))]
@@ -71,8 +71,9 @@ def factors_of(v: Value) -> list[Value]:
 
 
 def sum_of_products(parts: Sequence[Array], full: Sequence[int], free: Sequence[int]) -> Array:
-    """The sum over the axes ``free`` of a product of arrays that broadcast to the shape ``full``; these axes stay, of
-    size 1, and so do all that no part has.
+    """Return the sum over the axes ``free`` of a product of arrays that broadcast to the shape ``full``.
+
+    These axes stay with size 1, and so do all axes that no part has.
     """
     operands: list[Any] = []
     for p in parts:
