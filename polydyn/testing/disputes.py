@@ -96,7 +96,7 @@ def open_question(node: onnx.NodeProto, arrays: Arrays) -> bool:
         return x.dtype.kind == "f" and bool(np.isnan(x).any())
     if node.op_type in ("RNN", "GRU", "LSTM"):  # no steps: ONNX Runtime's last state is 0, polydyn's the first one
         return bool(x.shape[0] == 0)
-    if node.op_type == "GridSample":  # a NaN coordinate: as torch here, ONNX Runtime differs
+    if node.op_type == "GridSample":  # a coordinate that is not finite: as torch here, ONNX Runtime differs
         return not np.isfinite(arrays[node.input[1]].astype(np.float64)).all()
     if node.op_type in ("NegativeLogLikelihoodLoss", "SoftmaxCrossEntropyLoss"):  # the mean of nothing: NaN in torch
         return x.size == 0 and given.get("reduction", b"mean") == b"mean"

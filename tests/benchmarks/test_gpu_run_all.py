@@ -218,7 +218,7 @@ def test_our_times_stay_when_torch_fails(folder: Path, monkeypatch: pytest.Monke
     def refuses(name: str) -> Any:
         raise RuntimeError(f"no {name}")
 
-    case = next(c for c in here.of("stitch") if c["name"] == "softmax_float32")
+    case = next(c for c in here.cases_of("stitch") if c["name"] == "softmax_float32")
     got = compare.compare(here, case, case["shapes"][0], refuses)
     assert got is not None and got["us"] > 0 and got["message"] == "torch: RuntimeError: no softmax_float32"
     assert got.get("ok", True)

@@ -336,7 +336,7 @@ def test_the_prologue_is_proven_and_mistakes_are_refused_with_an_instance() -> N
     guarded = group.nodes[0].body.args[0]  # type: ignore[attr-defined]
     bare = replace(group.nodes[0], body=op("mul", guarded.args[1], group.nodes[0].body.args[1]))  # type: ignore[attr-defined]
     wrong = replace(group, nodes=(bare, *group.nodes[1:]))
-    for prove in (partial(prove_prologue, plan), CudaBuilder(plan).one):
+    for prove in (partial(prove_prologue, plan), CudaBuilder(plan).build_group):
         with pytest.raises(LegalityError, match=r"reads x\[.*outside its shape(.|\n)*for example"):
             prove(wrong)
     (pad,) = group.prologue.maps

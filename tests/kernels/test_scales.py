@@ -101,7 +101,7 @@ def test_a_product_of_a_scaled_product() -> None:
         node("Mul", ["s", "d"], ["m"]), node("Exp", ["s"], ["e"]), node("Transpose", ["m"], ["t"], perm=[0, 1, 3, 2]),
         node("MatMul", ["t", "e"], ["u"]),
     )  # fmt: skip
-    nodes, constants = scores(more=more)
+    nodes, constants = scores(extra=more)
     program = compiled(nodes, constants | {"d": np.array(0.5, np.float32)}, ["u"])
     for length, keys in ((1, 1), (5, 33)):
         feeds, want = operands(length, keys, "float32")
@@ -110,7 +110,7 @@ def test_a_product_of_a_scaled_product() -> None:
 
 
 def test_both_operands() -> None:
-    nodes, constants = scores(more=(node("Mul", ["q", "d"], ["q1"]), node("MatMul", ["q1", "k5"], ["u"])))
+    nodes, constants = scores(extra=(node("Mul", ["q", "d"], ["q1"]), node("MatMul", ["q1", "k5"], ["u"])))
     program = compiled(nodes, constants | {"d": np.array(-3, np.float32)}, ["u"])
     assert launches(program) == 1
     feeds, want = operands(5, 33, "float32")

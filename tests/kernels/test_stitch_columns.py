@@ -190,7 +190,7 @@ def test_columns_kept_and_computed_again_have_the_same_bits(monkeypatch: pytest.
     """Lanes are columns, each with a separate row buffer; columns too long for scratch are computed in every pass."""
     graph = import_model(build(CHAINS["softmax"], COLUMNS, ["y"]))
     kept, _ = compile_graph(graph, "cpu:avx2")
-    monkeypatch.setitem(cpu.NAMED, "cpu:avx2", replace(AVX2, core=replace(AVX2.core, l2=8 * 4 * 20)))
+    monkeypatch.setitem(cpu.NAMED_TARGETS, "cpu:avx2", replace(AVX2, core=replace(AVX2.core, l2=8 * 4 * 20)))
     bounded, _ = compile_graph(graph, "cpu:avx2")
     (launch,) = plan_program(build(CHAINS["softmax"], COLUMNS, ["y"]), target="cpu:avx2").launches
     assert launch.candidates[0].scratch.evaluate({"B": 4, "C": 10**9, "L": 100, "nth": 1}) <= 8 * 4 * 20 + 64

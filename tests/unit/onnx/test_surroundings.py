@@ -20,7 +20,7 @@ def test_a_case_gives_the_same_among_other_nodes(name: str) -> None:
         models.append(m)
         return conformance.by_reference(m)
 
-    around = conformance._around(case, make, 2)
+    around = conformance._run_surrounded(case, make, 2)
     parts = name == "test_lstm_with_initial_bias"  # compiled in parts, which the reference does not run
     assert around.startswith("refused: LSTM" if parts else "passed"), around
     assert len(models) == 2 and len(models[0].graph.node) > len(case.model.graph.node) + 2
