@@ -125,4 +125,4 @@ def _verify(kernel: str, step: Step, body: Body, names: Collection[str], opened:
 
 
 def _show(kernel: str, step: Step, body: Body) -> None:
-    show(Level.LOOPS, kernel, step.name, lambda: show_body(body), what=step.what)
+    show(Level.LOOPS, kernel, step.name, lambda: show_body(body), summary=step.what)

@@ -28,7 +28,7 @@ from polydyn.graph.expand import import_model, import_parts
 from polydyn.graph.fallback import fallback_notes
 from polydyn.graph.importer import ModelLike
 from polydyn.graph.ir import Dim, Graph
-from polydyn.graph.regions import Left
+from polydyn.graph.regions import FallbackNodes
 from polydyn.graph.show import show_graph
 from polydyn.program.assemble import KernelsAhead, build_artifact
 from polydyn.program.assemble_parts import assemble_parts
@@ -48,10 +48,12 @@ from polydyn.shapes.sizes import Dims, sizes_by_name
 __all__ = ["Options", "compile", "compile_artifact", "plan_graph", "plan_program"]
 
 MAX_FREE_BYTES = 1 << 20
-"""Bytes of all initializers that are inputs too, up to which they may be changed; else they stay constants."""
+"""Maximum total bytes of initializers that are inputs too, so that calls may override them. Otherwise they are
+constants.
+"""
 
 Build: TypeAlias = Callable[[], tuple[Artifact, int]]
-"""Makes an artifact; also how many units had to be compiled."""
+"""Builds an artifact and returns it with the number of compiled units."""
 
 
 def compile(
@@ -64,18 +66,18 @@ def compile(
     records: str | os.PathLike[str] | None = None,
     symbols: Symbols | None = None,
 ) -> Program:
-    """Compiles an ONNX model once, for every shape.
+    """Compile an ONNX model once, for every shape.
 
     ``model``: path, bytes or ``onnx.ModelProto``. ``target``: ``cpu`` (this machine), ``cpu:avx512``, ``cpu:avx2``,
     ``cpu:amx`` (AVX-512 and tiles, ``cpu:amx-emulated`` with tiles in C), ``cpu:neon`` (arm64); ``cuda:sm_80`` (86, 89,
-    90a, 100), ``cuda`` (all of them), ``cuda:emulated`` (docs/adr/0011-cuda-runtime.md).
-    ``dims``: what is known of dynamic dims by name, an inclusive range (low, high) or ``polydyn.Sizes`` with a multiple
-    and likely sizes; ranges and multiples are checked on every call; no range means [0, inf).
-    ``threads``: of every call, default all cores of this process. ``records``: a file of ``polydyn.tune``, only
-    read; equal records give equal programs. What was tuned for several numbers of threads is chosen by that of a
-    call; for a GPU the records of its architecture count. ``symbols``: makes a static export dynamic, as in
-    ``{"input_ids": ("B", "L")}``: a name for each axis of an input, None where its size stays; ShapeError names the
-    first constant that contradicts. Raises PolydynError, see ``polydyn.errors``.
+    90a, 100), ``cuda`` (all of them), ``cuda:emulated`` (docs/adr/0011-cuda-runtime.md). ``dims``: facts about dynamic
+    dims by name, an inclusive range (low, high) or ``polydyn.Sizes`` with a multiple and likely sizes. Every call
+    checks ranges and multiples; no range means [0, inf). ``threads``: threads per call, by default all cores of this
+    process. ``records``: a file of ``polydyn.tune``, which is only read; equal records give equal programs. Among
+    results tuned for several numbers of threads, a call uses those for its own number. For a GPU, the records of its
+    architecture are used. ``symbols``: makes a static export dynamic, as in ``{"input_ids": ("B", "L")}``: a name for
+    each axis of an input, None for an axis that does not change. ShapeError names the first constant that contradicts.
+    Raises PolydynError, see ``polydyn.errors``.
     """
     check_threads(threads)
     _refuse_elsewhere(target)
@@ -89,7 +91,7 @@ def compile(
 
 
 def _refuse_elsewhere(target: str) -> None:
-    """UnsupportedError: code for the target does not run on this machine."""
+    """Raise UnsupportedError if code for the target does not run on this machine."""
     why, here = "", machine_features()
     if architecture_of(target) != architecture():
         why = f"target {target} is for {architecture_of(target)}, this is {architecture()}"
@@ -110,12 +112,12 @@ def compile_artifact(
     records: str | os.PathLike[str] | None = None,
     symbols: Symbols | None = None,
 ) -> tuple[Artifact, int]:
-    """What ``compile`` does before it opens the program: the artifact, and how many units had to be compiled.
+    """Return the artifact, which ``compile`` then opens, and the number of compiled units.
 
-    Also for another architecture than this machine's, where ``CC`` names a compiler for it.
+    It also compiles for another architecture if ``CC`` names a compiler for it.
     """
     backend = target_of(target, options)
-    left = None if backend.options.fallback is None else Left()
+    left = None if backend.options.fallback is None else FallbackNodes()
     read = partial(import_parts, model, dims, symbols, left=left)
     with stages(_name(model)) as stage, _opened(records) as tiles, _decided_again():
         while True:
@@ -132,14 +134,14 @@ def _artifact(
     stage: Stage, read: Callable[..., Graph], backend: Target, records: Records | None, dims: Dims | None,
     begun: ExitStack,
 ) -> tuple[Artifact, int]:  # fmt: skip
-    """The artifact of one attempt, and how many units had to be compiled. An error names what could not be planned."""
+    """Return the artifact of one attempt and the number of compiled units. An error names what could not be planned."""
     graph = stage("import", read(), show_graph)
     for note in fallback_notes(graph):
         warnings.warn(note, FallbackWarning, stacklevel=4)
     build = _prepare(stage, graph, backend, records, dims, begun)
     guessed, copies, optional = graph.guessed, graph.copies, graph.optional
     said = {"metadata": dict(graph.metadata)} | ({"host": dict(graph.host)} if graph.host else {})
-    del graph  # with its constants, which are packed by now
+    del graph  # its constants are packed by now
     artifact, compiled = build()
     artifact = _named(artifact, copies)
     if guessed and not backend.on_device:
@@ -151,7 +153,7 @@ def _artifact(
 
 
 def _named(artifact: Artifact, copies: Mapping[str, str]) -> Artifact:
-    """The artifact whose outputs that are copies of inputs have the inputs' names."""
+    """Rename the outputs that are copies of inputs to the inputs' names."""
     outputs = [o | {"name": copies.get(o["name"], o["name"])} for o in artifact.manifest["outputs"]]
     return replace(artifact, manifest={**artifact.manifest, "outputs": outputs}) if copies else artifact
 
@@ -160,10 +162,10 @@ def _with_general(
     stage: Stage, general: Callable[[], Graph], guessed: Sequence[tuple[Dim, Dim]], artifact: Artifact, compiled: int,
     backend: Target, records: Records | None, begun: ExitStack,
 ) -> tuple[Artifact, int]:  # fmt: skip
-    """The artifact with a second version, for calls in which one of two sizes that are taken to be equal is 1."""
+    """Add a second version, for calls in which one of two sizes that are assumed equal is 1."""
     try:
         other = stage("import for sizes of 1", general(), show_graph)
-        if not any(s.kind == "common" for s in other.steps):  # something else makes them equal
+        if not any(s.kind == "common" for s in other.steps):  # other facts make them equal
             return artifact, compiled
         second, more = _prepare(stage, other, backend, records, None, begun)()
         second = _named(second, other.copies)
@@ -179,10 +181,10 @@ def _with_overrides(
     stage: Stage, read: Callable[..., Graph], optional: Mapping[str, tuple[tuple[int | str | None, ...], Array]],
     artifact: Artifact, compiled: int, backend: Target, records: Records | None, begun: ExitStack,
 ) -> tuple[Artifact, int]:  # fmt: skip
-    """The artifact with a second version, for calls that give initializers another value."""
+    """Add a second version, for calls that override initializers."""
     values = {n: a for n, (_, a) in optional.items()}
     fixed = dict.fromkeys(values, "programs for a device have no second version" if backend.on_device else "")
-    if sum(a.nbytes for a in values.values()) > MAX_FREE_BYTES:  # an exporter's habit; weights are packed
+    if sum(a.nbytes for a in values.values()) > MAX_FREE_BYTES:  # many exporters list weights as inputs
         fixed = dict.fromkeys(values, f"the initializers that are inputs take more than {MAX_FREE_BYTES} bytes")
     names, second = [n for n, why in fixed.items() if not why], None
     try:
@@ -211,7 +213,7 @@ def _with_overrides(
 
 
 def _needed(read: Callable[..., Graph], name: str) -> str:
-    """Why an initializer must be a constant; "" if it can be an input."""
+    """Return the reason why an initializer must be a constant, or "" if it can be an input."""
     try:
         read(overridden=[name])
     except PolydynError as e:
@@ -223,11 +225,10 @@ def _prepare(
     stage: Stage, graph: Graph, backend: Target, records: Records | None, dims: Dims | None, begun: ExitStack,
     inner: bool = False,
 ) -> Build:  # fmt: skip
-    """Plans a graph of one part, or of several with the host's steps; what it returns builds the artifact.
-    ``inner``: it is the body of a step.
+    """Plan a graph of one part, or of several with the host's steps. Return a function that builds the artifact.
 
-    One part does not need the graph for that, so a caller that lets go of it holds the constants once less. Kernels
-    for the CPU begin to be compiled before (``begun``).
+    ``inner``: the graph is the body of a step. The function for one part does not use the graph, so a caller that drops
+    the graph frees one copy of the constants. Compilation of CPU kernels begins before the call (``begun``).
     """
     if not graph.steps:
         ahead = None if backend.on_device else begun.enter_context(KernelsAhead(backend.name, backend.headers))
@@ -245,7 +246,7 @@ def _prepare(
         inside = {n: a for n, (a, _) in made_inside.items()}
         whole = assemble_parts(parts, [a for a, _ in made], inside, sizes_by_name(dims), backend.name)
         if verifying(Verify.PLANS) and not backend.on_device:
-            from polydyn.testing.plan.live import verify_frame  # nobody else needs it
+            from polydyn.testing.plan.live import verify_frame  # only needed here
 
             stage("interpreted between parts", verify_frame(parts, whole))
         return whole, sum(n for _, n in (*made, *made_inside.values()))
@@ -254,7 +255,7 @@ def _prepare(
 
 
 def _inside(node: str, prepare: Callable[[], Build]) -> tuple[Artifact, int]:
-    """The artifact of a body of ``node``: another runtime would compute the node as a whole."""
+    """Return the artifact of a body of ``node``. Another runtime would compute the node as a whole."""
     try:
         return prepare()()
     except PolydynError as e:
@@ -265,7 +266,7 @@ def _inside(node: str, prepare: Callable[[], Build]) -> tuple[Artifact, int]:
 def _plan(
     stage: Stage, graph: Graph, backend: Target, records: Records | None, ahead: KernelsAhead | None = None
 ) -> HostPlan:
-    """The stages that need no C compiler. ``ahead`` gets kernels as soon as they are there."""
+    """Run the stages that need no C compiler. ``ahead`` receives kernels as soon as they are generated."""
     rewritten = stage("rewrite", planned(graph, backend.rewrite, "rewrite"), show_graph)
 
     def fuse(some: Graph) -> FusionPlan:
@@ -282,7 +283,7 @@ def _plan(
         plan = host_plan(replace(rewritten, outputs=graph.outputs), kernels, backend)
     plan = stage("host plan", plan, show_host_plan)
     if verifying(Verify.PLANS):
-        from polydyn.testing.plan.live import verify_by_running  # nobody else needs it
+        from polydyn.testing.plan.live import verify_by_running  # only needed here
 
         stage("interpreted", verify_by_running(graph, rewritten, builder, kernels, plan, backend, loops))
     return plan
@@ -297,7 +298,7 @@ def plan_program(
     records: str | os.PathLike[str] | None = None,
     symbols: Symbols | None = None,
 ) -> HostPlan:
-    """Everything of ``compile`` that needs no C compiler: kernels as text, packed constants, the host plan."""
+    """Run the part of ``compile`` that needs no C compiler: kernels as text, packed constants, the host plan."""
     backend = target_of(target, options)
     with stages(_name(model)) as stage, _opened(records) as tiles, _decided_again():
         plan = _plan(stage, stage("import", import_model(model, dims, symbols), show_graph), backend, tiles)
@@ -307,23 +308,23 @@ def plan_program(
 def plan_graph(
     graph: Graph, *, target: str = "cpu", options: Options | None = None, records: Records | None = None
 ) -> HostPlan:
-    """The host plan of a graph of primitives."""
+    """Return the host plan of a graph of primitives."""
     with stages(graph.name) as stage:
         return _plan(stage, graph, target_of(target, options), records)
 
 
 def _decided_again() -> AbstractContextManager[object]:
-    """What is decided about sizes inside is decided again when it is left, where ``POLYDYN_VERIFY`` says so."""
+    """Recheck the decisions about sizes on exit if ``POLYDYN_VERIFY`` requests it."""
     if not verifying(Verify.PLANS):
         return nullcontext()
-    from polydyn.testing.foreign.arithmetic import checked  # nobody else needs it
+    from polydyn.testing.foreign.arithmetic import checked  # only needed here
 
     return checked()
 
 
 @contextmanager
 def _opened(path: str | os.PathLike[str] | None) -> Iterator[Records | None]:
-    """The records of a file, only read."""
+    """Open a file of records read-only."""
     if path is None:
         yield None
     else:
@@ -332,11 +333,11 @@ def _opened(path: str | os.PathLike[str] | None) -> Iterator[Records | None]:
 
 
 def _name(model: ModelLike) -> str:
-    """What a compilation is called before its model is read."""
+    """Return the name of a compilation before its model is read."""
     return Path(model).stem if isinstance(model, (str, os.PathLike)) else "model"
 
 
 def _return_memory() -> None:
-    """Gives the heap that compiling took back to the system; glibc would keep it, 80 MB after BERT-base."""
+    """Return the heap used for compiling to the system. glibc would keep it, 80 MB after BERT-base."""
     if trim := getattr(ctypes.CDLL(None), "malloc_trim", None):
         trim(0)

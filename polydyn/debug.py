@@ -1,16 +1,16 @@
-"""What a compilation says about itself: the debug ladder, dumped files, verification after every pass.
+"""Debug output of a compilation: the debug ladder, dumped files, verification after every pass.
 
-Three environment variables, read when a compilation begins; none of them changes a result (docs/debugging.md):
+Three environment variables are read when a compilation begins. None of them changes a result (docs/debugging.md):
 
 - ``POLYDYN_DEBUG=1..5`` prints to stderr: 1 stages with their times, 2 groups, 3 schedules and trees, 4 the loop IR
   after each pass, 5 the text of kernels and of the host program. A level includes those below it.
-- ``POLYDYN_DUMP_DIR=FOLDER`` writes all of that, whatever the level, as numbered files: one folder for each
-  compilation, inside it one for each kernel.
-- ``POLYDYN_VERIFY=1`` checks the loop IR after every pass (``verifying``); without it once, before it is printed. 2
+- ``POLYDYN_DUMP_DIR=FOLDER`` writes all of this, whatever the level, as numbered files: one folder per compilation,
+  with one folder per kernel in it.
+- ``POLYDYN_VERIFY=1`` checks the loop IR after every pass (``verifying``); without it, once before it is printed. 2
   also interprets host plans, 3 the loops of their kernels too.
 
-``stages`` opens a compilation; ``show`` adds to the one that this thread has open, and does nothing where there is
-none. Texts are given as functions, so that nothing is formatted unless somebody reads it.
+``stages`` opens a compilation. ``show`` adds to the open compilation of this thread, and does nothing if there is none.
+Texts are passed as functions, so that nothing is formatted unless it is read.
 """
 
 from __future__ import annotations
@@ -35,15 +35,15 @@ from polydyn.schedules.names import given_back
 
 T = TypeVar("T")
 LONGEST_NAME = 80
-"""Characters of a dumped file's name."""
+"""Maximum characters of a dumped file's name."""
 
 
 class DebugError(PolydynError):
-    """An environment variable of the debug ladder has no meaning, or its folder cannot be written."""
+    """An environment variable of the debug ladder is invalid, or its folder cannot be written."""
 
 
 class Level(IntEnum):
-    """The rungs of the ladder, by the number that ``POLYDYN_DEBUG`` gives."""
+    """The levels of the debug ladder, with the numbers of ``POLYDYN_DEBUG``."""
 
     STAGES = 1
     GROUPS = 2
@@ -53,20 +53,22 @@ class Level(IntEnum):
 
 
 class Stage(Protocol):
-    """What ``stages`` yields: ``stage(name, value, text)`` returns the value unchanged.
+    """The function that ``stages`` yields: ``stage(name, value, text)`` returns the value unchanged.
 
-    Its time is the time since the stage before it. ``text``: what is written of the value; None: nothing but the time.
+    Its time is the time since the previous stage. ``text``: formats the value for output; with None only the time is
+    shown.
     """
 
     def __call__(self, name: str, value: T, text: Callable[[T], str] | None = None) -> T:
-        """The value."""
+        """Return the value."""
 
 
 @dataclass
 class _Recorder:
-    """One compilation that somebody watches.
+    """One compilation whose output is recorded.
 
-    ``folder``: where its files go; None: nowhere. ``numbers``: files of each part; ``texts``: the last of each.
+    ``folder``: folder of its files, or None. ``numbers``: number of files per part. ``texts``: last text of each
+    part.
     """
 
     level: int
@@ -81,7 +83,7 @@ class _Recorder:
         self.last = self.started
 
     def stage(self, name: str, value: T, text: Callable[[T], str] | None = None) -> T:
-        """A stage is done. The time that its text takes counts for nobody."""
+        """Record the end of a stage. The time for its text does not count."""
         took = time.perf_counter() - self.last
         if text is not None:
             self.dump("", name, given_back(text(value)), "txt")
@@ -89,26 +91,26 @@ class _Recorder:
         self.last = time.perf_counter()
         return value
 
-    def show(self, level: Level, part: str, name: str, text: Callable[[], str], suffix: str, what: str) -> None:
-        """A text below the stages; one that is that of the part's last one is only mentioned."""
+    def show(self, level: Level, part: str, name: str, text: Callable[[], str], suffix: str, summary: str) -> None:
+        """Record a text below the stages. A text equal to the last one of its part is only mentioned."""
         if self.level < level and self.folder is None:
             return
-        shown, title = given_back(text()), f"-- {part}: {name}" + f", {what}" * bool(what)
+        shown, title = given_back(text()), f"-- {part}: {name}" + f", {summary}" * bool(summary)
         if self.texts.get(part) == shown:
             self.say(level, f"{title}: changes nothing")
             return
         self.texts[part] = shown
-        self.dump(part, name, f"// {what}\n{shown}" if what else shown, suffix)
+        self.dump(part, name, f"// {summary}\n{shown}" if summary else shown, suffix)
         self.say(level, f"{title}\n{shown.rstrip()}")
 
     def say(self, level: int, line: str) -> None:
-        """A line for somebody who asked for this level."""
+        """Print a line at this level."""
         if self.level >= level:
             with self.lock:
                 sys.stderr.write(line + "\n")
 
     def dump(self, part: str, name: str, text: str, suffix: str) -> None:
-        """The next file of a part. DebugError: it cannot be written."""
+        """Write the next file of a part. Raises DebugError if that fails."""
         if self.folder is None:
             return
         folder = self.folder / _file_name(part) if part else self.folder
@@ -123,16 +125,16 @@ class _Recorder:
 
 
 _WATCHED: ContextVar[_Recorder | None] = ContextVar("polydyn_debug", default=None)
-"""The compilation that this thread has open, when somebody watches it."""
+"""The open compilation of this thread, if its output is recorded."""
 
 
 @contextmanager
 def stages(name: str) -> Iterator[Stage]:
-    """A compilation of ``name``; yields the function that its stages are shown with.
+    """Open a compilation of ``name``. Yields the function that shows its stages.
 
-    ``with stages("bert") as stage: graph = stage("import", import_model(path), show_graph)``. DebugError: an
-    environment variable has no meaning, or the folder of dumps cannot be written. Inside another compilation of this
-    thread it is a part of that one.
+    ``with stages("bert") as stage: graph = stage("import", import_model(path), show_graph)``. Inside another
+    compilation of this thread it is a part of that one. Raises DebugError if an environment variable is invalid, or the
+    dump folder cannot be written.
     """
     outer = _WATCHED.get()
     if outer is not None:
@@ -155,23 +157,23 @@ def stages(name: str) -> Iterator[Stage]:
         recorder.say(Level.STAGES, f"  {time.perf_counter() - recorder.started:8.3f} s  in all")
 
 
-def show(level: Level, part: str, name: str, text: Callable[[], str], suffix: str = "txt", what: str = "") -> None:
-    """Shows a text of one ``part`` (a kernel, by name) of the compilation that this thread has open, if any.
+def show(level: Level, part: str, name: str, text: Callable[[], str], suffix: str = "txt", summary: str = "") -> None:
+    """Show a text of one ``part`` (a kernel, by name) of the open compilation of this thread, if any.
 
-    ``text`` is called only when it is printed or dumped. ``suffix``: of the dumped file. ``what``: a line about it.
-    Where the text is that of the part's last one, as after a pass that found nothing to do, there is no file.
+    ``text`` is called only if it is printed or dumped. ``suffix``: suffix of the dumped file. ``summary``: a line about
+    the text. If the text equals the last one of the part, as after a pass without effect, no file is written.
     """
     recorder = _WATCHED.get()
     if recorder is not None:
-        recorder.show(level, part, name, text, suffix, what)
+        recorder.show(level, part, name, text, suffix, summary)
 
 
 class Verify(IntEnum):
-    """What is verified besides what always is, by the number that ``POLYDYN_VERIFY`` gives; each includes those below.
+    """Levels of verification beyond the default, with the numbers of ``POLYDYN_VERIFY``; each includes the lower ones.
 
     ``PASSES``: the plan and the loop IR after every pass. ``PLANS``: host plans are interpreted at small sizes
     (``polydyn/testing/plan``), and kernels are executed there after every pass (``polydyn/testing/loops``).
-    ``KERNELS``: so are the addresses that the loops of a whole plan access.
+    ``KERNELS``: the addresses that the loops of a whole plan access are checked too.
     """
 
     PASSES = 1
@@ -179,9 +181,9 @@ class Verify(IntEnum):
     KERNELS = 3
 
 
-def verifying(what: Verify = Verify.PASSES) -> bool:
-    """Whether that is verified. DebugError: ``POLYDYN_VERIFY`` is none of these numbers."""
-    return _number("POLYDYN_VERIFY", max(Verify)) >= what
+def verifying(level: Verify = Verify.PASSES) -> bool:
+    """Return whether a level is verified. Raises DebugError for an invalid ``POLYDYN_VERIFY``."""
+    return _number("POLYDYN_VERIFY", max(Verify)) >= level
 
 
 def _unwatched(name: str, value: T, text: Callable[[T], str] | None = None) -> T:
@@ -189,7 +191,7 @@ def _unwatched(name: str, value: T, text: Callable[[T], str] | None = None) -> T
 
 
 def _number(variable: str, most: int) -> int:
-    """The value of a variable, 0 when it is not set."""
+    """Return the value of a variable, or 0 if it is not set."""
     text = os.environ.get(variable) or "0"
     if not (text.isascii() and text.isdigit() and int(text) <= most):
         raise DebugError(f"{variable}={text} has no meaning", rule=f"0 to {most}", remedy=f"unset {variable}")
@@ -197,7 +199,7 @@ def _number(variable: str, most: int) -> int:
 
 
 def _new_folder(root: Path, name: str) -> Path:
-    """A folder that no other compilation has, in this process or another one."""
+    """Create a folder that no other compilation has, in this process or another one."""
     try:
         root.mkdir(parents=True, exist_ok=True)
         for n in count(sum(1 for _ in root.iterdir())):

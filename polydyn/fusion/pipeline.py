@@ -179,7 +179,7 @@ def _off(without: Collection[str], cuda: bool) -> frozenset[str]:
 
 
 def _show(p: Pass, text: Callable[[], str]) -> None:
-    show(Level.LOOPS, "passes", p.name, text, what=p.summary)
+    show(Level.LOOPS, "passes", p.name, text, summary=p.summary)
 
 
 def _rewritten(graph: Graph, passes: tuple[Pass, ...], off: frozenset[str]) -> Graph:

@@ -31,7 +31,7 @@ from polydyn.graph.ir import (
 from polydyn.graph.operators.registry import OnnxNode
 from polydyn.graph.positions import Positions, at_the_end
 from polydyn.graph.propagate import is_built, propagate, rules
-from polydyn.graph.regions import Left, RepropagationNeeded
+from polydyn.graph.regions import FallbackNodes, RepropagationNeeded
 from polydyn.graph.sequences import without_sequences
 from polydyn.graph.spell import spell
 from polydyn.graph.texts import without_texts
@@ -71,7 +71,7 @@ def import_model(model: ModelLike, dims: Dims | None = None, symbols: Symbols | 
 
 def import_parts(
     model: ModelLike, dims: Dims | None = None, symbols: Symbols | None = None, general: bool = False,
-    left: Left | None = None, overridden: Collection[str] = (),
+    left: FallbackNodes | None = None, overridden: Collection[str] = (),
 ) -> Graph:  # fmt: skip
     """Import a model of any number of parts. A graph with steps is verified part by part (``graph/cut.py``).
 
@@ -93,7 +93,7 @@ def import_parts(
 
 
 def _imported(
-    read: ImportedGraph, dims: Dims | None, symbols: Symbols | None, general: bool, left: Left | None
+    read: ImportedGraph, dims: Dims | None, symbols: Symbols | None, general: bool, left: FallbackNodes | None
 ) -> Graph:
     """Import once. Raises RepropagationNeeded if more nodes go to the other runtime than before."""
     named = with_symbols(with_free_targets(propagate(read, left=left)), symbols) if symbols else read
@@ -102,7 +102,7 @@ def _imported(
     return expand(typed, left)
 
 
-def expand(typed: Typed, left: Left | None = None) -> Graph:
+def expand(typed: Typed, left: FallbackNodes | None = None) -> Graph:
     """Write the primitives of all nodes and drop those that nothing reads. ``left``: see ``propagate``."""
     builder = _Builder(typed, left)
     for node in typed.nodes:
@@ -113,7 +113,7 @@ def expand(typed: Typed, left: Left | None = None) -> Graph:
 class _Builder:
     """The ExpandContext of all nodes, one after another."""
 
-    def __init__(self, typed: Typed, left: Left | None) -> None:
+    def __init__(self, typed: Typed, left: FallbackNodes | None) -> None:
         self.typed, self.left = typed, left
         self.facts = typed.facts
         self.nodes: list[Node] = []

@@ -30,7 +30,7 @@ from polydyn.graph.ir import SymbolSource
 from polydyn.graph.older import modern
 from polydyn.graph.operators import registry
 from polydyn.graph.operators.registry import Inferred, OnnxNode, RanksDiffer, Rewritten
-from polydyn.graph.regions import CannotCross, Left, RepropagationNeeded, members, reads, region, with_regions
+from polydyn.graph.regions import CannotCross, FallbackNodes, RepropagationNeeded, members, reads, region, with_regions
 from polydyn.graph.sequences import without_sequences
 from polydyn.graph.shape_values import infer_value
 from polydyn.graph.typed import Asking, HostStepRequests, Typed
@@ -52,7 +52,7 @@ def load_operators() -> Mapping[str, registry.Operator]:
 
 def propagate(
     graph: ImportedGraph, dims: Dims | None = None, values: Mapping[str, Inferred] | None = None, general: bool = False,
-    left: Left | None = None,
+    left: FallbackNodes | None = None,
 ) -> Typed:  # fmt: skip
     """Infer the shape of every tensor. Raises UnsupportedError that lists all unsupported operators.
 
@@ -141,8 +141,8 @@ class _Worklist:
     """Algorithm 1: nodes whose inputs are known wait in a queue; results make successors eligible."""
 
     def __init__(
-        self, graph: ImportedGraph, facts: ShapeContext, inferred: dict[str, Inferred], left: Left | None = None,
-        is_body: bool = False,
+        self, graph: ImportedGraph, facts: ShapeContext, inferred: dict[str, Inferred],
+        left: FallbackNodes | None = None, is_body: bool = False,
     ) -> None:  # fmt: skip
         self.facts, self.inferred, self.left, self.is_body = facts, inferred, left, is_body
         self.again = False
@@ -275,7 +275,7 @@ class _Worklist:
             self.extend_branches(node, e)
         return None
 
-    def leave_to_others(self, left: Left, node: OnnxNode, reason: PolydynError) -> None:
+    def leave_to_others(self, left: FallbackNodes, node: OnnxNode, reason: PolydynError) -> None:
         """Turn a node that its rule rejects into a region for now, so that the same run finds other such nodes."""
         left.leave(reason, node.name)
         if node.name in left.callers:

@@ -32,7 +32,7 @@ class RepropagationNeeded(Exception):
 
 
 @dataclass
-class Left:
+class FallbackNodes:
     """The nodes and tensors that the other runtime handles so far. It only grows."""
 
     nodes: dict[str, str] = field(default_factory=dict)
@@ -95,7 +95,7 @@ def reads(node: OnnxNode) -> list[str]:
     return [x for x in (*node.inputs, *captured_by(node)) if x]
 
 
-def with_regions(graph: ImportedGraph, left: Left, built: Callable[[OnnxNode], bool]) -> ImportedGraph:
+def with_regions(graph: ImportedGraph, left: FallbackNodes, built: Callable[[OnnxNode], bool]) -> ImportedGraph:
     """Form the regions of a graph: nodes that are not ``built``, and the nodes in ``left``."""
     left.tensors.update((x, "a tensor of strings") for x, a in graph.constants.items() if a.dtype == object)
     nodes = [replace(m, fallback="") for n in graph.nodes for m in members(n)]
@@ -103,7 +103,7 @@ def with_regions(graph: ImportedGraph, left: Left, built: Callable[[OnnxNode], b
     return replace(graph, nodes=cut.nodes(graph)) if any(n.fallback for n in cut.given) else graph
 
 
-def _reason(node: OnnxNode, left: Left, built: Callable[[OnnxNode], bool]) -> str:
+def _reason(node: OnnxNode, left: FallbackNodes, built: Callable[[OnnxNode], bool]) -> str:
     """Return the reason why a node is left to the other runtime, or "" if it is not."""
     inside = next((f"{x} is {left.tensors[x]}" for x in (*node.outputs, *reads(node)) if x in left.tensors), "")
     return left.nodes.get(node.name, inside if built(node) else NOT_BUILT)
@@ -114,7 +114,7 @@ class _Cut:
     phases.
     """
 
-    def __init__(self, nodes: list[OnnxNode], left: Left) -> None:
+    def __init__(self, nodes: list[OnnxNode], left: FallbackNodes) -> None:
         self.given = nodes
         maker = {o: k for k, n in enumerate(nodes) for o in n.outputs if o}
         self.before = [{maker[x] for x in reads(n) if x in maker} for n in nodes]

@@ -58,10 +58,6 @@ class PlacedGroup:
         return tuple(dict.fromkeys(found))
 
 
-Placed = PlacedGroup
-"""The former name."""
-
-
 class RecordTileChooser(Protocol):
     """Chooses tiles from tuning records. ``notes`` lists the groups that have no record."""
 

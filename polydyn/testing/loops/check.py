@@ -16,7 +16,7 @@ from polydyn.codegen.cpu.streaming import CACHE
 from polydyn.codegen.ir import Body
 from polydyn.codegen.kernel import COUNTERS, WORKERS, WORKSPACE, Kernel
 from polydyn.graph.dtypes import numpy_dtype
-from polydyn.lowering.place import Placed
+from polydyn.lowering.place import PlacedGroup
 from polydyn.schedules.expr import Array
 from polydyn.schedules.model import SHARES, Group
 from polydyn.testing.loops.cpu import CpuRun
@@ -151,7 +151,7 @@ def _dims(planned: Planned, sizes: Mapping[str, int]) -> dict[str, int]:
     return dims
 
 
-def _case(planned: Planned, p: Placed, kernel: Kernel, dims: Mapping[str, int], seed: int) -> Case | None:
+def _case(planned: Planned, p: PlacedGroup, kernel: Kernel, dims: Mapping[str, int], seed: int) -> Case | None:
     values = kernel.values({n: size_of(e, dims) for n, e in p.lowered.params.items()}, THREADS)
     if values.get(SHARES) == 0:  # the decision takes it at larger sizes only
         values[SHARES] = FEW_SHARES

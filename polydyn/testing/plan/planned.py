@@ -19,7 +19,7 @@ from polydyn.graph.dynamic import Symbols
 from polydyn.graph.expand import import_parts
 from polydyn.graph.importer import ModelLike
 from polydyn.graph.ir import Graph, Node
-from polydyn.lowering.place import Builder, Placed
+from polydyn.lowering.place import Builder, PlacedGroup
 from polydyn.lowering.place_cpu import KernelBuilder
 from polydyn.program.host import host_program
 from polydyn.program.memory import Slot
@@ -66,7 +66,7 @@ class Planned:
     rounding: float = 0.0
 
     @cached_property
-    def places(self) -> Mapping[str, Placed]:
+    def places(self) -> Mapping[str, PlacedGroup]:
         """Placed groups by the label of their launch."""
         return {f"{p.fused.kind} {p.fused.outputs[0]}": p for p in self.kernels.placed}
 
@@ -76,7 +76,7 @@ class Planned:
         groups = [g for p in self.kernels.placed for g in (p.fused, *p.fused.parts)]
         return tuple(n for g in groups for n in (*(g.prologue.maps if g.prologue else ()), *g.nodes))
 
-    def place_of(self, launch: Launch) -> tuple[Placed | None, bool]:
+    def place_of(self, launch: Launch) -> tuple[PlacedGroup | None, bool]:
         """Return the placed group of a launch, and whether the launch adds its split-K partial sums."""
         for p in self.kernels.placed:
             if launch.label == f"shares of {p.fused.outputs[0]}, added":

@@ -76,7 +76,7 @@ def test_a_text_that_says_the_same_again_has_no_file(
     monkeypatch.setenv("POLYDYN_DEBUG", "4")
     with stages("m"):
         for name, text in (("fold", "loops"), ("hoist", "loops"), ("lower", "stores")):
-            show(Level.LOOPS, "k", name, lambda text=text: text, what="a pass")  # type: ignore[misc]
+            show(Level.LOOPS, "k", name, lambda text=text: text, summary="a pass")  # type: ignore[misc]
     assert sorted(p.name for p in tmp_path.rglob("*.txt")) == ["00_fold.txt", "01_lower.txt"]
     assert next(tmp_path.rglob("00_fold.txt")).read_text() == "// a pass\nloops"
     assert "-- k: hoist, a pass: changes nothing\n" in capsys.readouterr().err

@@ -14,7 +14,7 @@ from polydyn.graph.importer import ImportedGraph, ModelInput
 from polydyn.graph.ir import Graph
 from polydyn.graph.operators.registry import OPERATORS, ExpandContext, OnnxNode, Operator
 from polydyn.graph.reference import evaluate
-from polydyn.graph.regions import CannotCross, Left, members, with_regions
+from polydyn.graph.regions import CannotCross, FallbackNodes, members, with_regions
 from tests.support.tiny import model, node
 
 F = "float32"
@@ -30,9 +30,9 @@ def graph(text: str, outputs: str, constants: str = "") -> ImportedGraph:
     return ImportedGraph("g", (ModelInput("x", F, ("N",)),), tuple(outputs.split()), tuple(nodes), {})
 
 
-def regions(g: ImportedGraph, fallback: Left | None = None) -> str:
+def regions(g: ImportedGraph, fallback: FallbackNodes | None = None) -> str:
     """Return the nodes in order, with regions in brackets together with their results."""
-    cut_ = with_regions(g, fallback or Left(), lambda n: n.op.islower())
+    cut_ = with_regions(g, fallback or FallbackNodes(), lambda n: n.op.islower())
     shown = [
         f"[{' '.join(m.name for m in members(n))} -> {' '.join(n.outputs)}]" if n.fallback else n.name
         for n in cut_.nodes
@@ -59,24 +59,24 @@ def test_regions_are_as_large_as_they_can_be(text: str, outputs: str, expected: 
 
 def test_what_cannot_cross_stays_inside_with_all_that_lies_between() -> None:
     g = graph("a=f(x) s=f(a) t=f(s,x) b=f(a) u=f(b,t)", "u b")
-    assert regions(g, Left(tensors={"t": "a sequence"})) == "a s b [t u -> u]"
-    assert regions(g, Left(tensors={"s": "a sequence"})) == "a b [s t -> t] u"
+    assert regions(g, FallbackNodes(tensors={"t": "a sequence"})) == "a s b [t u -> u]"
+    assert regions(g, FallbackNodes(tensors={"s": "a sequence"})) == "a b [s t -> t] u"
     between = graph("s=f(x) a=f(s) b=g(a) c=f(s,b)", "c")
-    cut_ = with_regions(between, Left(tensors={"s": "a sequence"}), lambda n: True)
+    cut_ = with_regions(between, FallbackNodes(tensors={"s": "a sequence"}), lambda n: True)
     assert [m.name for m in members(cut_.nodes[0])] == ["s", "a", "b", "c"]
     assert "lies between" in members(cut_.nodes[0])[2].fallback
     crossed = graph("s=f(x) t=f(x) b=f(s,t) c=f(b) d=f(s,c) e=f(t,c)", "d e")
-    assert regions(crossed, Left(tensors={"s": "", "t": ""})) == "[s t b c d e -> d e]"
+    assert regions(crossed, FallbackNodes(tensors={"s": "", "t": ""})) == "[s t b c d e -> d e]"
 
 
 def test_two_chains_that_read_each_other_make_one_region() -> None:
     """Neither could run first: each has a part that reads the other."""
     g = graph("s=f(x) t=f(x) a=f(s) b=f(t) c=g(a) d=g(b) e=f(s,d) h=f(t,c)", "e h")
-    assert regions(g, Left(tensors={"s": "", "t": ""})) == "[s t a b c d e h -> e h]"
+    assert regions(g, FallbackNodes(tensors={"s": "", "t": ""})) == "[s t a b c d e h -> e h]"
 
 
 def test_a_tensor_from_outside_that_cannot_cross_is_refused_by_name() -> None:
-    left, refused = Left(), OnnxNode("n", "F", ("x",), ("y",), {}, 18, "the operator is not built")
+    left, refused = FallbackNodes(), OnnxNode("n", "F", ("x",), ("y",), {}, 18, "the operator is not built")
     left.keep(refused, CannotCross("y", "a sequence"))
     with pytest.raises(UnsupportedError, match="n cannot be left to ONNX Runtime: y is a sequence"):
         left.keep(refused, CannotCross("y", "a sequence"))
@@ -87,7 +87,7 @@ def test_a_tensor_from_outside_that_cannot_cross_is_refused_by_name() -> None:
 
 def imported(m: onnx.ModelProto) -> Graph:
     pytest.importorskip("onnxruntime")
-    g = import_parts(m, left=Left())
+    g = import_parts(m, left=FallbackNodes())
     verify_parts(cut(g))
     return g
 
