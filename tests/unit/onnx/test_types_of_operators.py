@@ -135,9 +135,13 @@ def test_affine_grids(dims: tuple[int | str, ...], size: tuple[int, ...]) -> Non
 
 def test_what_is_cut_off_is_not_repeated() -> None:
     x = np.arange(6, dtype=np.float32)
-    for pads in ((2, -3), (-1, 2), (-3, 2), (-2, -1), (7, 8)):
-        model = model_of("Pad", {"x": ("float32", ("A",)), "p": np.array(pads)}, {"mode": "wrap"}, 19)
-        check_with_onnxruntime(model, {"x": x})
+    for before, after in ((2, -3), (-1, 2), (-3, 2), (-2, -1), (7, 8)):
+        model = model_of("Pad", {"x": ("float32", ("A",)), "p": np.array([before, after])}, {"mode": "wrap"}, 19)
+        rest = x[max(0, -before) : len(x) - max(0, -after)]
+        wrapped = rest[np.arange(-max(0, before), len(rest) + max(0, after)) % len(rest)]
+        assert np.array_equal(reference.evaluate(import_model(model), {"x": x})["y"], wrapped)
+        if max(before, after) <= len(rest):  # ONNX Runtime 1.23, the last one for Python 3.10, reads past the end
+            check_with_onnxruntime(model, {"x": x})
     nothing = model_of("Pad", {"x": ("float32", ("A",)), "p": np.array([-3, 2])}, {"mode": "wrap"}, 19)
     with pytest.raises(InputError, match="padded by 2 in mode wrap"):
         reference.evaluate(import_model(nothing), {"x": x[:3]})
