@@ -49,6 +49,7 @@ from benchmarks.models.architectures import FAMILIES, SIZES, export, in_float64
 from polydyn.errors import InputError, ShapeError, UnsupportedError
 from polydyn.graph.expand import import_parts
 from polydyn.graph.fallback import fallback_notes
+from polydyn.graph.regions import FallbackNodes
 
 TOLERANCE = 2e-4
 """Maximum error of a finite result, relative to the largest value of ONNX Runtime's."""
@@ -184,7 +185,7 @@ def imported(path: Path, fallback: bool) -> Row:
     """
     start, result = time.process_time(), Row()
     try:
-        graph = import_parts(path, fallback=fallback)
+        graph = import_parts(path, left=FallbackNodes() if fallback else None)
         result |= {"state": "read", "steps": len(graph.steps), "left": len(fallback_notes(graph))}
     except (UnsupportedError, ShapeError) as e:
         result |= {"state": "refused", "why": f"{type(e).__name__}: {e}"[:400]}

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from benchmarks.census import MAX_FLOAT64_RUNS, Call, judged
+from benchmarks.census import MAX_FLOAT64_RUNS, Call, imported, judged
 from benchmarks.models import architectures
 from benchmarks.models.architectures import ROUNDINGS, Source
 
@@ -67,3 +68,9 @@ def test_runs_in_float64_move_what_operators_compute_but_whole_numbers(monkeypat
     error = np.abs(moved[0] / exact[0] - 1)
     assert error[0] == error[2] == 0 and 0 < error[1] <= ROUNDINGS and 0 < error[3] <= ROUNDINGS
     assert np.array_equal(moved[0], again[0]) and np.array_equal(moved[1], exact[1])
+
+
+@pytest.mark.parametrize("fallback", [False, True])
+def test_a_model_is_imported_without_being_compiled(fallback: bool) -> None:
+    row = imported(Path(__file__).parents[1] / "data" / "bert_tiny.onnx", fallback)
+    assert (row["state"], row["steps"], row["left"]) == ("read", 0, 0)
