@@ -235,7 +235,7 @@ def not_runnable(tmp_path: Path, patch: pytest.MonkeyPatch) -> str:
 
 def failing(tmp_path: Path, patch: pytest.MonkeyPatch) -> str:
     patch.setenv("CC", script(tmp_path / "cc", 'case "$*" in *-c*) echo "internal error" >&2; exit 1;; esac; gcc "$@"'))
-    return r"(?s)refused .*\.c:\ninternal error.*remedy"
+    return r"(?s)failed to compile .*\.c:\ninternal error.*remedy"
 
 
 def failing_to_link(tmp_path: Path, patch: pytest.MonkeyPatch) -> str:

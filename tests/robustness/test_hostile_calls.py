@@ -180,7 +180,7 @@ def test_profiles_of_no_calls_are_refused(program: Program) -> None:
 
 @pytest.mark.parametrize("dims", [{"B": -1}, {"B": 1.5}, {"B": "4"}, {"B": True}, {}, {"Q": 1}])
 def test_sizes_to_explain_that_are_none_are_refused(program: Program, dims: Any) -> None:
-    with pytest.raises(InputError, match=r"no size|no dim"):
+    with pytest.raises(InputError, match=r"not a size|no size|no dim"):
         program.explain(**dims)
 
 
