@@ -39,7 +39,7 @@ class Flat:
                 return np.zeros(at.shape, array.dtype)
         return np.asarray(array[at])
 
-    def write(self, name: str, at: Any, value: Array, dtype: str, again: bool = False) -> None:
+    def write(self, name: str, at: Any, value: Array, dtype: str, rewrites: bool = False) -> None:
         """Write elements; of those that are written twice the last one stays."""
         self.arrays[name][at] = value
         self.written[name][at] = True
