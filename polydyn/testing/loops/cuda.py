@@ -383,7 +383,6 @@ class CudaRun:
                     raise Broken(f"{name} at {i} of {array.shape[1]}")
                 i = np.broadcast_to(np.asarray(i), (WARP,))
                 old = array[LANES, i]
-                new = old if combine is None and new is old else new
                 new = np.asarray(new if combine is None else combine(old, new)).astype(array.dtype)
                 array[LANES, i] = np.where(e[MASK], new, old)
 

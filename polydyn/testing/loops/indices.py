@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -76,8 +76,3 @@ def greatest(first: Any, *others: Any) -> Any:
     for x in others:
         first = np.maximum(first, x) if isinstance(first, np.ndarray) or isinstance(x, np.ndarray) else max(first, x)
     return first
-
-
-def integers(values: Mapping[str, int]) -> Env:
-    """Return an environment of Python integers."""
-    return {n: int(v) for n, v in values.items()}

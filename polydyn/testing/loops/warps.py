@@ -12,7 +12,6 @@ from polydyn.testing.loops.rooms import Broken
 
 WARP = 32
 LANES = np.arange(WARP)
-Words = Any
 
 
 class Bytes:
