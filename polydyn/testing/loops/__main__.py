@@ -17,37 +17,49 @@ from collections.abc import Iterable, Sequence
 
 from polydyn.codegen.ir import Body, walk
 from polydyn.testing.kernel_graphs import GRAPHS, graph
-from polydyn.testing.loops.check import SIZES, Case, cases_of
+from polydyn.testing.loops.check import SIZES, Case, Skipped, cases_or_reasons
 from polydyn.testing.loops.cuda import Unknown
 from polydyn.testing.loops.mutants import mutants
 from polydyn.testing.loops.rooms import Unbound
 from polydyn.testing.plan.planned import Planned, plans_of
 
 
-def cases_by_kernel(plans: Iterable[Planned], seconds: float) -> dict[str, list[Case]]:
-    """Return the cases of every kernel, quick ones first. Those that take longer than ``seconds`` are left out."""
+def cases_by_kernel(plans: Iterable[Planned], seconds: float, skipped: Counter[str]) -> dict[str, list[Case]]:
+    """Return the cases of every kernel, quick ones first. Those that take longer than ``seconds`` are left out.
+
+    ``skipped`` counts the reasons for all that is left out.
+    """
     found = defaultdict[str, list[tuple[float, int, Case]]](list)
     for planned in plans:
         for k, sizes in enumerate(SIZES):
-            for case in cases_of(planned, sizes, seed=k):
+            for case in cases_or_reasons(planned, sizes, seed=k):
+                if isinstance(case, Skipped):
+                    skipped[case.reason] += 1
+                    continue
                 start = time.monotonic()
                 try:
                     wrong = case.run(planned.loops)
-                except Unknown:
+                except Unknown as e:
+                    skipped[str(e)] += 1
                     continue
                 if wrong:
                     raise SystemExit(f"{case.name} is wrong: {wrong}")
                 taken = time.monotonic() - start
-                if taken <= seconds:
-                    found[case.kernel.name].append((taken, k, case))
+                if taken > seconds:
+                    skipped["too slow"] += 1
+                    continue
+                found[case.kernel.name].append((taken, k, case))
     return {name: [c for _, _, c in sorted(many, key=lambda x: x[:2])] for name, many in found.items()}
 
 
 class Score:
-    """Counts the mutants of kernels that are seen. ``survivors``: descriptions of the others."""
+    """Counts the mutants of kernels that are seen.
+
+    ``survivors``: descriptions of the others. ``skipped``: cases that are not executed, by reason.
+    """
 
     def __init__(self) -> None:
-        self.counts, self.survivors = Counter[str](), list[str]()
+        self.counts, self.survivors, self.skipped = Counter[str](), list[str](), Counter[str]()
 
     def add(self, cases: Sequence[Case], loops: dict[str, Body], each: int, seed: int) -> None:
         """Try ``each`` mutants of a kernel, and of the kernels after it."""
@@ -93,9 +105,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     for name in args.graphs or GRAPHS:
         plans = plans_of(graph(name), target=args.target)
         loops = {n: b for p in plans for n, b in p.loops.items()}
-        for cases in cases_by_kernel(plans, args.seconds).values():
+        for cases in cases_by_kernel(plans, args.seconds, score.skipped).values():
             score.add(cases, loops, args.each, args.seed)
         print(f"{name}: {score.text()}", flush=True)
+    for reason, count in score.skipped.most_common():
+        print(f"not executed: {count} times: {reason}")
     for line in score.survivors:
         print(f"not seen: {line}")
     return 0

@@ -123,8 +123,21 @@ class Case:
         return ""
 
 
+@dataclass(frozen=True)
+class Skipped:
+    """A kernel that is not executed at some sizes, with the reason."""
+
+    kernel: str
+    reason: str
+
+
 def cases_of(planned: Planned, sizes: Mapping[str, int], seed: int = 0) -> Iterator[Case]:
-    """Yield the kernels of a plan that may run at some sizes."""
+    """Yield the kernels of a plan that are executed at some sizes."""
+    return (x for x in cases_or_reasons(planned, sizes, seed) if isinstance(x, Case))
+
+
+def cases_or_reasons(planned: Planned, sizes: Mapping[str, int], seed: int = 0) -> Iterator[Case | Skipped]:
+    """Yield every kernel of a plan as a case, or with the reason why it is not executed at these sizes."""
     dims = _dims(planned, sizes)
     for p in planned.kernels.placed:
         names = {k.name for k in p.kernels}
@@ -132,8 +145,7 @@ def cases_of(planned: Planned, sizes: Mapping[str, int], seed: int = 0) -> Itera
             if kernel.name.removesuffix("_long") in names - {kernel.name}:
                 continue  # the same loops with wider indices
             case = _case(planned, p, kernel, dims, seed)
-            if case is not None:
-                yield case
+            yield Skipped(kernel.name, case) if isinstance(case, str) else case
 
 
 def names_of(planned: Planned) -> list[str]:
@@ -151,16 +163,19 @@ def _dims(planned: Planned, sizes: Mapping[str, int]) -> dict[str, int]:
     return dims
 
 
-def _case(planned: Planned, p: PlacedGroup, kernel: Kernel, dims: Mapping[str, int], seed: int) -> Case | None:
+def _case(planned: Planned, p: PlacedGroup, kernel: Kernel, dims: Mapping[str, int], seed: int) -> Case | str:
+    """Return the case of a kernel, or why there is none."""
     values = kernel.values({n: size_of(e, dims) for n, e in p.lowered.params.items()}, THREADS)
     if values.get(SHARES) == 0:  # the decision takes it at larger sizes only
         values[SHARES] = FEW_SHARES
     group = planned.groups.get(kernel.name, p.lowered.group)
     whole = all(i.evaluate(values) % n == 0 for i, n in kernel.multiples)
-    if not whole or not all(c.holds(values) for c in kernel.conditions) or _work(group, values) > MAX_WORK:
-        return None
-    if set(p.lowered.buffers) != set(group.arrays) & set(p.lowered.buffers):
-        return None  # operands in another form than the statements have them
+    if not whole or not all(c.holds(values) for c in kernel.conditions):
+        return "its conditions do not hold"
+    if _work(group, values) > MAX_WORK:
+        return "too much work"
+    if not set(p.lowered.buffers) <= set(group.arrays):
+        return "its statements have other operands"
     elements, constants = dict[str, int](), dict[str, Array]()
     for n, buffer in p.lowered.buffers.items():
         b = planned.plan.buffers[buffer]
@@ -172,11 +187,11 @@ def _case(planned: Planned, p: PlacedGroup, kernel: Kernel, dims: Mapping[str, i
     for below in BELOW:
         arrays = arrays_of(group, elements, np.random.default_rng(seed), below, SCALES[seed % 2]) | constants
         if sum(a.nbytes for a in arrays.values()) > MAX_BYTES:
-            return None
+            return "too much memory"
         with contextlib.suppress(IndexError):  # integers that are subscripts out of range
             memory = expected(group, planned.forms.get(p.key), arrays, values)
             return Case(kernel, group, values, arrays, memory, planned.width)
-    return None
+    return "no random integers are subscripts in range"
 
 
 def _work(group: Group, values: Mapping[str, int]) -> int:
