@@ -67,7 +67,7 @@ def stem_kernels() -> Made:
     for name in STEMS:
         plan, w = stem(name, "float16")
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(contract._Builder, "_wanted", lambda self, v: 0)
+            patch.setattr(contract._Builder, "_panel_columns", lambda self, v: 0)
             before = placed(plan)
         found[name] = plan, w, placed(plan), before
     return found

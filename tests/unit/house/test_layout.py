@@ -225,3 +225,23 @@ def test_a_wheel_holds_both_linked_packages(tmp_path: Path) -> None:
     wanted = {str(path.relative_to(copy)) for path in files if path.suffix in kinds}
     assert {"polydyn/schedules/index.py", "polydyn/codegen/__init__.py"} <= wanted
     assert wanted <= held, sorted(wanted - held)
+
+
+def test_tests_patch_names_that_exist() -> None:
+    """A renamed function is seen here within a second, not when a long suite reaches the test that replaces it."""
+    defined = re.compile(r"^ *(?:async )?(?:def|class) (\w+)|^(\w+)(?:: .+|, .+)? = |^    (\w+): |self\.(\w+) = ", re.M)
+    imported = re.compile(r"^ *(?:from [\w.]+ )?import (.*(?:\n    [\w, ]+,?$)*)", re.M)
+    known: set[str] = set()
+    for path in sources():
+        text = path.read_text()
+        known.update(name for names in defined.findall(text) for name in names)
+        known.update(re.findall(r"\w+", " ".join(imported.findall(text))))
+        known.update(re.findall(r"(?:\bsys\.|\.(?=\w+\())(\w+)", text))
+    patched = re.compile(r"setattr\((?:[^(),]|\([^()]*\))+, *\"(\w+)\"")
+    wrong = [
+        f"{path.relative_to(ROOT)}: {name}"
+        for path in sources("tests")
+        for name in patched.findall(path.read_text())
+        if name not in known
+    ]
+    assert not wrong, wrong

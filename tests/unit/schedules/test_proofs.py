@@ -270,7 +270,7 @@ def test_every_target_checks_the_addresses_of_its_outputs(name: str, monkeypatch
     lowered = good.lowered
     arrays = {n: replace(a, strides=(V(0),) * len(a.shape)) for n, a in lowered.group.arrays.items()}
     bad = replace(good, lowered=replace(lowered, group=replace(lowered.group, arrays=arrays)))
-    monkeypatch.setattr(builder, "one", lambda _: bad)
+    monkeypatch.setattr(builder, "build_group", lambda _: bad)
     with refused("share addresses"):
         builder.place(fused)
 
