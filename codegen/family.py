@@ -22,8 +22,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from functools import partial
-from typing import Any, Generic, Protocol, TypeVar
+from functools import cached_property, partial
+from typing import Any, Generic, TypeVar
 
 from polydyn.codegen.ir import Body, Compare, If, consume
 from polydyn.codegen.lower import Lowering, lower
@@ -31,30 +31,51 @@ from polydyn.codegen.passes.bind import bind, fold
 from polydyn.codegen.passes.threads import assign, unrolled
 from polydyn.codegen.passes.tiles import task_count
 from polydyn.codegen.pipeline import Step, loops, run
+from polydyn.codegen.sharing import WHOLE, Sharing
 from polydyn.schedules.index import Index, IndexLike
 from polydyn.schedules.model import Array, Group
-from polydyn.schedules.proof.proven import Proven
+from polydyn.schedules.proof.proven import Obligation, Proven
 from polydyn.schedules.tree.names import MarkName
+from polydyn.schedules.tree.scheduled import Scheduled
 
 
-class Variant(Protocol):
-    """The input of one kernel. ``symbols``: the kernel's parameters."""
+class Variant:
+    """The input of one kernel, with all sizes decided. Subclasses set or compute ``name``, ``group`` and ``schedule``.
+    """
 
-    @property
+    @cached_property
     def name(self) -> str:
         """The kernel's name."""
+        raise NotImplementedError
 
-    @property
+    @cached_property
     def group(self) -> Group:
         """The computation of the kernel."""
+        raise NotImplementedError
+
+    @cached_property
+    def schedule(self) -> Scheduled:
+        """Tree and tile map."""
+        raise NotImplementedError
+
+    @cached_property
+    def sharing(self) -> Sharing:
+        """How tasks share a reduction."""
+        return WHOLE
 
     @property
     def symbols(self) -> tuple[str, ...]:
         """The kernel's parameters."""
+        return self.group.params
 
-    @property
+    def obligations(self) -> tuple[Obligation, ...]:
+        """Return what the kernel requires of its schedule in addition to the group's dependences."""
+        return ()
+
+    @cached_property
     def proven(self) -> Proven:
         """The schedule with its proof."""
+        return Proven(self.schedule, *self.obligations())
 
 
 T = TypeVar("T", bound=Variant)
@@ -103,7 +124,7 @@ class Family(Generic[T]):
     """The tables of the phases above, each a function of a variant or a tuple of rules.
 
     ``band``: steps for a variant and its number of tasks. ``names``: the names that every step may use, from arrays and
-    symbols. ``behind``: buffers in addition to the group's. ``opened``: the names that statements introduce.
+    symbols. ``opened``: the names that statements introduce.
     ``registers``: loops, with their unroll pragmas. ``forms``: the bodies of a kernel; the next one is requested after
     the previous one is built.
     """
@@ -111,7 +132,6 @@ class Family(Generic[T]):
     names: Callable[[Mapping[str, Array], tuple[str, ...]], tuple[str, ...]]
     band: Callable[[T, Index], tuple[Step, ...]]
     statements: Callable[[T], Mapping[str, Lowering]] = lambda _: {}
-    behind: Callable[[T], tuple[str, ...]] = lambda _: ()
     start: Callable[[T], Body] = lambda kernel: loops(kernel.name, kernel.proven)
     first: tuple[Rule[T], ...] = ()
     sizes: Callable[[T], Mapping[str, IndexLike]] = lambda _: {}
@@ -131,7 +151,7 @@ def build(family: Family[T], kernel: T) -> tuple[Body, Index]:
 
     LegalityError: the schedule does not compute its group. CodegenError: a bug.
     """
-    names = (*family.names(kernel.group.arrays, kernel.symbols), *family.behind(kernel))
+    names = (*family.names(kernel.group.arrays, kernel.symbols), *kernel.sharing.buffers)
     body = run(kernel.name, family.start(kernel), _bound(family, kernel), names)
     made: list[tuple[Compare | None, Body]] = []
     count = Index.of(0)

@@ -17,7 +17,7 @@ from polydyn.codegen.cpu.rows import ROWS_IN_FLIGHT, NestKernel
 from polydyn.codegen.cpu.scratch import Scratch
 from polydyn.codegen.cpu.shares import ROW_BLOCKS
 from polydyn.codegen.cpu.target import CpuTarget
-from polydyn.codegen.family import Family, Rule, build
+from polydyn.codegen.family import Family, Rule, Variant, build
 from polydyn.codegen.indices import substitute
 from polydyn.codegen.ir import Alloc, Body, Let, consume
 from polydyn.codegen.kernel import WORKERS, Kernel
@@ -30,7 +30,7 @@ from polydyn.schedules.errors import Declined
 from polydyn.schedules.index import Index, maximum, minimum
 from polydyn.schedules.model import Array, Group, Statement
 from polydyn.schedules.proof.obligations import vectors_in_rows
-from polydyn.schedules.proof.proven import Proven
+from polydyn.schedules.proof.proven import Obligation
 from polydyn.schedules.tiling import AttentionParts, unfold
 from polydyn.schedules.tree.attention import ROW_STRIDE, cpu_attention
 from polydyn.schedules.tree.names import LANE, MarkName, b, c, extent, p
@@ -43,7 +43,7 @@ SHARES = (1, 2, 4, 8)
 V = Index.of
 
 
-class AttentionKernel:
+class AttentionKernel(Variant):
     """Builds the kernel of one attention group, unless it is ``declined``."""
 
     def __init__(
@@ -88,10 +88,9 @@ class AttentionKernel:
 
         return tile(0), tile(1)
 
-    @cached_property
-    def proven(self) -> Proven:
-        """The schedule with its proof."""
-        return Proven(self.schedule, vectors_in_rows(self.parts))
+    def obligations(self) -> tuple[Obligation, ...]:
+        """Loops inside a row may run as vectors."""
+        return (vectors_in_rows(self.parts),)
 
     @property
     def symbols(self) -> tuple[str, ...]:

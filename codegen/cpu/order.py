@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from functools import cached_property
 
 from polydyn.codegen.cpu.emit import bound_names, emit, ranges
-from polydyn.codegen.family import Family, Rule, build, keep
+from polydyn.codegen.family import Family, Rule, Variant, build, keep
 from polydyn.codegen.ir import Alloc, Body, Call, Pointer
 from polydyn.codegen.kernel import Kernel
 from polydyn.codegen.lower import scratch_bytes
@@ -15,7 +15,6 @@ from polydyn.codegen.printers.c_values import CTYPE
 from polydyn.schedules.expr import FromIndex, Load
 from polydyn.schedules.index import ZERO, Index, IndexLike
 from polydyn.schedules.model import Group
-from polydyn.schedules.proof.proven import Proven
 from polydyn.schedules.tree.names import MarkName
 from polydyn.schedules.tree.scheduled import Scheduled
 from polydyn.schedules.tree.strategies import serial
@@ -23,7 +22,7 @@ from polydyn.schedules.tree.strategies import serial
 SORTED = "sorted"
 
 
-class OrderKernel:
+class OrderKernel(Variant):
     """Builds the kernel of one statement, which writes the sorted positions of a line.
 
     ``band``: the iterators of the lines. ``count``: elements of a line, ``stride`` apart; ``most``: positions that are
@@ -41,16 +40,6 @@ class OrderKernel:
     def schedule(self) -> Scheduled:
         """Tree and tile map."""
         return serial(self.group, self.band, False)
-
-    @cached_property
-    def proven(self) -> Proven:
-        """The schedule with its proof."""
-        return Proven(self.schedule)
-
-    @property
-    def symbols(self) -> tuple[str, ...]:
-        """The kernel's parameters."""
-        return self.group.params
 
     def build(self) -> Kernel:
         """Build the kernel."""

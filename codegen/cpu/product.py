@@ -19,7 +19,7 @@ from polydyn.codegen.cpu.scratch import Scratch
 from polydyn.codegen.cpu.shares import COLUMN_BLOCKS, ROW_BLOCKS, columns_first, product_blocks
 from polydyn.codegen.cpu.strips import FIRST_LINE, LINES, FootprintBuffer
 from polydyn.codegen.cpu.target import CpuTarget
-from polydyn.codegen.family import Family, Rule, build
+from polydyn.codegen.family import Family, Rule, Variant, build
 from polydyn.codegen.ir import Body, For, Let, rewrite
 from polydyn.codegen.kernel import Kernel
 from polydyn.codegen.lower import scratch_bytes
@@ -32,7 +32,7 @@ from polydyn.schedules.index import Index, IndexLike, maximum
 from polydyn.schedules.model import Group
 from polydyn.schedules.proof.boxes import ContractTiles
 from polydyn.schedules.proof.obligations import boxes
-from polydyn.schedules.proof.proven import Proven
+from polydyn.schedules.proof.proven import Obligation
 from polydyn.schedules.tiling import Roles
 from polydyn.schedules.tree.names import LANE, MarkName, a, b, c, extent, p
 from polydyn.schedules.tree.scheduled import Scheduled
@@ -52,7 +52,7 @@ BUILD_TIME = tuple(map(extent, (b("k"), p("k"), LANE)))
 V = Index.of
 
 
-class ContractKernel:
+class ContractKernel(Variant):
     """Builds the kernel of one matmul-like group."""
 
     tile_kind: type[RegisterTile] = RegisterTile
@@ -106,10 +106,9 @@ class ContractKernel:
         """Return the sizes that the kernel is built for, as input of the box checks."""
         return self.scratch.tiles()
 
-    @cached_property
-    def proven(self) -> Proven:
-        """The schedule with its proof."""
-        return Proven(self.schedule, boxes(self.tiles()))
+    def obligations(self) -> tuple[Obligation, ...]:
+        """Copies fit their buffers."""
+        return (boxes(self.tiles()),)
 
     @property
     def group(self) -> Group:

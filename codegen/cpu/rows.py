@@ -22,7 +22,7 @@ from polydyn.codegen.cpu.choices import Choices, with_default
 from polydyn.codegen.cpu.emit import bound_names, emit, ranges
 from polydyn.codegen.cpu.streaming import CACHE, STREAM, STREAMS, moved_bytes, reading_order
 from polydyn.codegen.cpu.target import CpuTarget
-from polydyn.codegen.family import Family, Form, Rule, build, keep
+from polydyn.codegen.family import Family, Form, Rule, Variant, build, keep
 from polydyn.codegen.ir import (
     Alloc,
     Body,
@@ -55,7 +55,7 @@ from polydyn.schedules.expr import ITEMSIZE, Load, Value
 from polydyn.schedules.index import ONE, ZERO, Index, maximum, minimum, product
 from polydyn.schedules.model import Group, Statement, row_major
 from polydyn.schedules.proof.obligations import vectors_inside
-from polydyn.schedules.proof.proven import Proven
+from polydyn.schedules.proof.proven import Obligation, Proven
 from polydyn.schedules.tree.loops import Size
 from polydyn.schedules.tree.names import MarkName, b, extent, it, p
 from polydyn.schedules.tree.scheduled import Scheduled
@@ -88,7 +88,7 @@ MOST_OPERATIONS = 64
 V = Index.of
 
 
-class NestKernel:
+class NestKernel(Variant):
     """Builds the kernel of one group from its shared iterators and phases."""
 
     def __init__(
@@ -292,10 +292,9 @@ class NestKernel:
 
     # -- the whole kernel ----------------------------------------------------------------------------------------
 
-    @cached_property
-    def proven(self) -> Proven:
-        """The schedule with its proof."""
-        return Proven(self.schedule, vectors_inside(self.group, self.prefix, self.phases))
+    def obligations(self) -> tuple[Obligation, ...]:
+        """Loops inside the band may run as vectors."""
+        return (vectors_inside(self.group, self.prefix, self.phases),)
 
     def build(self) -> Kernel:
         """Build the kernel."""
@@ -424,7 +423,7 @@ def live_part(schedule: Scheduled, x: str, body: Body) -> Body:
 
 
 @dataclass(frozen=True)
-class NestForm:
+class NestForm(Variant):
     """A body of a nest. ``again``: it recomputes rows instead of storing them.
 
     ``order``: the order of the task loops.
@@ -434,7 +433,7 @@ class NestForm:
     again: bool = False
     order: tuple[str, ...] = ()
 
-    @property
+    @cached_property
     def name(self) -> str:
         """The kernel's name."""
         return self.of.name

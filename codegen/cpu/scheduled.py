@@ -8,11 +8,10 @@ Schedules from notebooks run this way; compiled models use the kernels of famili
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import cached_property
 
 from polydyn.codegen.cpu.emit import bound_names, emit
 from polydyn.codegen.cpu.target import CpuTarget
-from polydyn.codegen.family import FOLD, Family, Rule, build
+from polydyn.codegen.family import FOLD, Family, Rule, Variant, build
 from polydyn.codegen.ir import (
     Alloc,
     Body,
@@ -32,7 +31,6 @@ from polydyn.codegen.pipeline import Step
 from polydyn.codegen.scheduled import Instances
 from polydyn.schedules.errors import Declined
 from polydyn.schedules.index import ONE, ZERO, Index, minimum
-from polydyn.schedules.proof.proven import Proven
 from polydyn.schedules.tree.names import MarkName, extent
 from polydyn.schedules.tree.scheduled import Scheduled
 
@@ -40,22 +38,12 @@ STACK_ELEMENTS = 1024
 """Maximum elements of a buffer of constant size on the stack."""
 
 
-class ScheduledKernel(Instances):
+class ScheduledKernel(Instances, Variant):
     """Builds the kernel of a scheduled group on a CPU. ScheduleError: as for ``Instances``."""
 
     def __init__(self, name: str, schedule: Scheduled, target: CpuTarget, sizes: Mapping[str, int] | None = None):
         super().__init__(schedule, sizes)
         self.name, self.target, self.notes = name, target, list[str]()
-
-    @cached_property
-    def proven(self) -> Proven:
-        """The schedule with its proof."""
-        return Proven(self.schedule)
-
-    @property
-    def symbols(self) -> tuple[str, ...]:
-        """The kernel's parameters."""
-        return self.group.params
 
     def build(self) -> Kernel:
         """Build the kernel. CodegenError: a bug."""

@@ -11,7 +11,7 @@ from functools import cached_property
 
 from polydyn.codegen.cpu.emit import bound_names, emit, ranges
 from polydyn.codegen.cpu.target import CpuTarget
-from polydyn.codegen.family import Family, Rule, build, keep
+from polydyn.codegen.family import Family, Rule, Variant, build, keep
 from polydyn.codegen.ir import Body, Compare, For, If, Let, Node, Store, rewrite
 from polydyn.codegen.kernel import Kernel
 from polydyn.codegen.lower import Lowering, flat
@@ -21,7 +21,6 @@ from polydyn.codegen.places import Places
 from polydyn.schedules.errors import Declined
 from polydyn.schedules.index import ONE, Index, minimum
 from polydyn.schedules.model import Group, Statement
-from polydyn.schedules.proof.proven import Proven
 from polydyn.schedules.tree.names import MarkName, b, extent, it, p
 from polydyn.schedules.tree.scheduled import Scheduled
 from polydyn.schedules.tree.strategies import serial
@@ -30,7 +29,7 @@ COLUMNS = 256
 """Columns of a task: a row of them is a few cache lines."""
 
 
-class SerialKernel:
+class SerialKernel(Variant):
     """Builds the kernel of an initialiser and its steps."""
 
     def __init__(
@@ -64,11 +63,6 @@ class SerialKernel:
             return (If(here, (store,)),) if here else (store,)
 
         return f
-
-    @cached_property
-    def proven(self) -> Proven:
-        """The schedule with its proof."""
-        return Proven(self.schedule)
 
     @property
     def launch(self) -> dict[str, Index]:

@@ -6,7 +6,7 @@ reductions). The number of slices depends only on sizes, so results do not depen
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from functools import cached_property
 from typing import Any
@@ -19,11 +19,11 @@ from polydyn.codegen.cpu.shares import FEW_TILES, LEAST_SHARES, reduction_shares
 from polydyn.codegen.cpu.target import CpuTarget
 from polydyn.codegen.family import Family, Rule
 from polydyn.codegen.ir import Body, Let
-from polydyn.codegen.kernel import WORKSPACE, Kernel
+from polydyn.codegen.kernel import Kernel
 from polydyn.codegen.passes.prefetch import LINE
 from polydyn.codegen.passes.tiles import share_steps
+from polydyn.codegen.sharing import SplitLaunch
 from polydyn.codegen.split import combining_group, partial_group
-from polydyn.schedules.expr import ITEMSIZE
 from polydyn.schedules.index import ONE, Index, minimum, product
 from polydyn.schedules.model import SHARE, SHARES, Group
 from polydyn.schedules.tiling import Roles
@@ -47,17 +47,6 @@ def share_around(body: Body, steps: Index, share: str) -> Body:
     return (Let(FIRST_STEP, first, (Let(END_STEP, end, body),)),)
 
 
-def with_final_sum(kernel: Kernel, by: NestKernel, group: Group) -> Kernel:
-    """Return the group's kernel, which leaves partial sums in the workspace, with the kernel that adds them."""
-    sums = group.arrays[WORKSPACE]
-    return replace(kernel, after=(by.build(),), workspace=product(sums.shape) * ITEMSIZE[sums.dtype])
-
-
-def with_shares(launch: Mapping[str, Index], shares: Index) -> dict[str, Index]:
-    """Return launch-time symbols and the number of slices, on which they may depend."""
-    return {SHARES: shares} | {n: e.subs({SHARES: shares}) for n, e in launch.items()}
-
-
 class SplitKernel(ContractKernel):
     """Builds the kernel that stores the sums of each K slice in the workspace. ``sums`` builds the kernel after it."""
 
@@ -73,6 +62,11 @@ class SplitKernel(ContractKernel):
         """The number of K slices, over the group's parameters; 0 if the kernel is not launched."""
         return reduction_shares(self.whole, self.plan)
 
+    @cached_property
+    def sharing(self) -> SplitLaunch:
+        """The slices, and the kernel that adds their sums."""
+        return SplitLaunch(group=self.product.group, count=self.count, add=self.sums.build)
+
     def sizes(self, chosen: ContractTuple | None, fill: bool) -> Plan:
         """Return the sizes of other products, except that a slice is one block."""
         return replace(super().sizes(chosen, fill), block=self.product.steps, blocks=ONE, accumulator_output=None)
@@ -84,12 +78,12 @@ class SplitKernel(ContractKernel):
 
     def build(self) -> Kernel:
         """Build the kernel, and the one after it."""
-        return with_final_sum(super().build(), self.sums, self.product.group)
+        return self.sharing.launched(super().build())
 
     @property
     def launch(self) -> dict[str, Index]:
         """Launch-time values, like ``ContractKernel.launch`` plus the number of slices."""
-        return with_shares(super().launch, self.count)
+        return self.sharing.launch(super().launch)
 
     @property
     def family(self) -> Family[Any]:
@@ -138,6 +132,11 @@ class SplitNest(NestKernel):
         shares = minimum(MOST_SHARES, elements // SHARE_ELEMENTS, self.extents[self.steps_of] // LINE)
         return where_few(shares, self._tiles())
 
+    @cached_property
+    def sharing(self) -> SplitLaunch:
+        """The slices, and the kernel that adds their sums."""
+        return SplitLaunch(group=self.group, count=self.count, add=self.sums.build)
+
     @property
     def is_useful(self) -> bool:
         """Whether the reduction is split at some sizes."""
@@ -152,12 +151,12 @@ class SplitNest(NestKernel):
 
     def build(self) -> Kernel:
         """Build the kernel, and the one after it."""
-        return with_final_sum(super().build(), self.sums, self.group)
+        return self.sharing.launched(super().build())
 
     @property
     def launch(self) -> dict[str, Index]:
         """Launch-time values, like ``NestKernel.launch`` plus the number of slices."""
-        return with_shares(super().launch, self.count)
+        return self.sharing.launch(super().launch)
 
     @property
     def family(self) -> Family[NestForm]:

@@ -15,7 +15,7 @@ from polydyn.codegen.cpu.emit import bound_names, emit, ranges
 from polydyn.codegen.cpu.rows import live_part
 from polydyn.codegen.cpu.target import INDEPENDENT_FMAS, CpuTarget
 from polydyn.codegen.cpu.windows import MOST_TAPS, in_vectors
-from polydyn.codegen.family import Family, Rule, build
+from polydyn.codegen.family import Family, Rule, Variant, build
 from polydyn.codegen.ir import Alloc, Body, FlatLoad, For, Node, Store, rewrite
 from polydyn.codegen.kernel import Kernel
 from polydyn.codegen.lower import Lowering, flat, scratch_bytes
@@ -29,7 +29,6 @@ from polydyn.schedules.errors import CodegenError, Declined
 from polydyn.schedules.expr import Load, Value, loads
 from polydyn.schedules.index import ONE, ZERO, Index, maximum, product
 from polydyn.schedules.model import Group, Statement, row_major
-from polydyn.schedules.proof.proven import Proven
 from polydyn.schedules.tree.names import Coord, MarkName, b, extent, it
 from polydyn.schedules.tree.scheduled import Scheduled
 from polydyn.schedules.tree.windows import LANES, OUTPUTS, TURN, blocked_window
@@ -40,7 +39,7 @@ LIVE_LANES, TILE_BEGIN, LANES_BEGIN = extent(it(LANES)), f"o_{OUTPUTS}", f"o_{LA
 V = Index.of
 
 
-class TurnedWindowKernel:
+class TurnedWindowKernel(Variant):
     """Builds the kernel of a window in the blocked layout (``lowering/blocked_window.py``)."""
 
     def __init__(self, name: str, group: Group, pixels: tuple[str, str], target: CpuTarget) -> None:
@@ -116,16 +115,6 @@ class TurnedWindowKernel:
         return f
 
     # -- passes --------------------------------------------------------------------------------------------------
-
-    @cached_property
-    def proven(self) -> Proven:
-        """The schedule with its proof."""
-        return Proven(self.schedule)
-
-    @property
-    def symbols(self) -> tuple[str, ...]:
-        """The kernel's parameters."""
-        return self.group.params
 
     def build(self) -> Kernel:
         """Build the kernel."""

@@ -19,7 +19,6 @@ from functools import cached_property, partial
 from polydyn.codegen.cuda.attention_limits import DEPTHS, LARGE_DEPTHS
 from polydyn.codegen.cuda.copies import Copy, Operand, copy_of
 from polydyn.codegen.cuda.emit import (
-    blocks_step,
     bound_names,
     drop_covered_versions,
     emit,
@@ -32,20 +31,20 @@ from polydyn.codegen.cuda.instructions import COLUMN, INSTRUCTIONS, KEY, LANE
 from polydyn.codegen.cuda.keys import loops_over_keys
 from polydyn.codegen.cuda.product import THREAD_MAPPED_LOOPS, UNROLL_HINTS, deal_copies, products, split_copies
 from polydyn.codegen.cuda.rows import CudaNestKernel
+from polydyn.codegen.cuda.sharing import blocks_step
 from polydyn.codegen.cuda.softmax import STATISTICS, UNMASKED_TILE, OnlineRows
 from polydyn.codegen.cuda.sums import Sums, lane_points
 from polydyn.codegen.cuda.tile import CudaTile
 from polydyn.codegen.cuda.turns import MORE, VOTES, two_pass_loop, vote
 from polydyn.codegen.cuda.warpgroup_attention import warpgroup_attention
 from polydyn.codegen.cuda.work import WARP, product_work, with_epilogues
-from polydyn.codegen.family import Family, Rule, build, keep
+from polydyn.codegen.family import Family, Rule, Variant, build, keep
 from polydyn.codegen.indices import substitute
 from polydyn.codegen.ir import (
     Alloc,
     Apply,
     Body,
     Call,
-    Compare,
     FlatLoad,
     For,
     Inst,
@@ -54,18 +53,18 @@ from polydyn.codegen.ir import (
     consume,
     walk,
 )
-from polydyn.codegen.kernel import WORKERS, WORKSPACE, Block, Kernel, Work, with_block
+from polydyn.codegen.kernel import WORKERS, Block, Kernel, Work, with_block
 from polydyn.codegen.lower import Lowering
 from polydyn.codegen.passes.threads import pipeline
 from polydyn.codegen.places import Places
 from polydyn.codegen.printers.cuda_values import HALF
+from polydyn.codegen.sharing import WHOLE, Sharing, SplitLaunch
 from polydyn.codegen.split import attention_part, combining_attention, partial_attention
-from polydyn.schedules.expr import ITEMSIZE, FromIndex, Load, loads, transform
+from polydyn.schedules.expr import FromIndex, Load, loads, transform
 from polydyn.schedules.index import ONE, ZERO, Index, IndexLike, maximum, minimum, product
 from polydyn.schedules.laws.masks import Axis, Logits, Visits, visits
 from polydyn.schedules.laws.online_softmax import FINISH, INIT, LOGIT, SCORE, VALUE, softmax
-from polydyn.schedules.model import SHARES, Array, Group
-from polydyn.schedules.proof.proven import Proven
+from polydyn.schedules.model import Array, Group
 from polydyn.schedules.tiling import AttentionParts
 from polydyn.schedules.tree.gpu import STAGE
 from polydyn.schedules.tree.names import Coord, MarkName, b, f, g, s, w
@@ -106,18 +105,19 @@ class CudaAttentionKernel:
 
     ``arch``: versions for newer architectures are built only on request. ``tf32``: float32 on tensor cores, rounded to
     tf32. The group is one that ``attention_refusal`` accepts. ``kept``: the tuned tiles of ``family``, in place of its
-    default tile. ``shares`` (split-KV): each block has a slice of the keys and stores its partial result of a row.
+    default tile. ``sharing``: with a SplitLaunch (split-KV) each block has a slice of the keys and stores its partial
+    result of a row.
     """
 
     def __init__(
         self, name: str, group: Group, parts: AttentionParts, arch: str = "sm_80", tf32: bool = False,
-        shares: bool = False,
+        sharing: Sharing = WHOLE,
     ) -> None:  # fmt: skip
         self.name, self.group, self.parts, self.arch, self.tf32 = name, group, parts, arch, tf32
-        self.shares = V(SHARES) if shares else ONE
+        self.sharing, self.shares = sharing, sharing.slices
         self.kept: FamilyFactors | None = None
         self.scores = ProductGroup(name, parts.scores, parts.score_roles)
-        self.values = ProductGroup(name, parts.values, parts.value_roles, self.shares)
+        self.values = ProductGroup(name, parts.values, parts.value_roles, sharing)
         self.kind = "mma" if self.scores.dtype in HALF else "tf32" if tf32 else "lanes"
         self.depths = tuple(_depth(x) for x in (self.scores.K, self.values.N))
         self.deep = max(self.depths) in LARGE_DEPTHS
@@ -196,20 +196,11 @@ class CudaAttentionKernel:
         values, roles = self.parts.values, self.parts.value_roles
         parts = replace(self.parts, values=partial_attention(values, roles))
         group = attention_part(self.group, parts)
-        of = CudaAttentionKernel(f"{self.name}_part", group, parts, self.arch, self.tf32, shares=True)
-        made = _Version(of, 16, True)
-        if any(c.bytes < 16 for c in made.copies.values()):
-            return ()
-        join = combining_attention(values, roles, self.softmax.no_nan)
-        again = CudaNestKernel(f"{self.name}_join", *join).build("columns")[-1]
+        join = CudaNestKernel(f"{self.name}_join", *combining_attention(values, roles, self.softmax.no_nan))
         shares = minimum(V(WORKERS) * RESIDENT // maximum(1, batch * rows), tiles // LEAST_TILES)
-        left = parts.values.arrays[WORKSPACE]
-        conditions = (Compare(">=", V(SHARES), V(2)),)
-        return tuple(
-            replace(k, conditions=(*conditions, *k.conditions), launch={SHARES: shares}, after=(again,),
-                    workspace=product(left.shape) * ITEMSIZE[left.dtype])
-            for k in made.build()[:1]
-        )  # fmt: skip
+        sharing = SplitLaunch(group=group, count=shares, add=lambda: join.build("columns")[-1])
+        made = _Version(CudaAttentionKernel(f"{self.name}_part", group, parts, self.arch, self.tf32, sharing), 16, True)
+        return () if any(c.bytes < 16 for c in made.copies.values()) else made.build()[:1]
 
     @property
     def family(self) -> WarpgroupAttention:
@@ -222,7 +213,7 @@ def _depth(extent: Index) -> int:
     return next(d for d in (*DEPTHS, *LARGE_DEPTHS) if int(extent) <= d)
 
 
-class _Version:
+class _Version(Variant):
     """One access width.
 
     ``fragments``: 16-row fragments of a warp; ``masks_in_pairs``: masks are read in column pairs.
@@ -258,11 +249,6 @@ class _Version:
                     slot, column)  # fmt: skip
         return copy_of(product.group, x, STAGES if slot else 1, width, self.kind)
 
-    @cached_property
-    def proven(self) -> Proven:
-        """The schedule with its proof."""
-        return Proven(self.schedule)
-
     def build(self) -> tuple[Kernel, ...]:
         """Build the kernel, with indices of both widths."""
         of, version = self.of, self.version
@@ -275,7 +261,7 @@ class _Version:
         limits |= {x: of.scores.extents[x] for x in self.parts.score_roles.batch} | {b("s"): of.shares}
         kernel = Kernel(self.name, self.symbols, count, version=version, multiples=tuple(dict.fromkeys(multiples)),
                         block=Block(WARPS * 32, work=self._work(keys, blocks)))  # fmt: skip
-        return emit(kernel, body, self.arrays(), limits, blocks)
+        return emit(kernel, body, self.arrays(), limits, blocks, of.sharing)
 
     @property
     def required_multiples(self) -> tuple[tuple[Index, int], ...]:
@@ -291,15 +277,10 @@ class _Version:
         name, ways = "split_" * (self.of.shares != ONE) + name, "_wide" * wide + "_pairs" * self.online.masks_in_pairs
         return f"{name}_{self.rows}x{self.keys}x{self.of.depths[0]}_{widths}{ways}"
 
-    @property
+    @cached_property
     def name(self) -> str:
         """The kernel's name."""
         return f"{self.of.name}_{self.version}"
-
-    @property
-    def symbols(self) -> tuple[str, ...]:
-        """The kernel's parameters."""
-        return self.group.params
 
     def arrays(self) -> dict[str, Array]:
         """The arrays in memory."""
@@ -488,6 +469,6 @@ ATTENTION: Family[_Version] = Family(
     opened=lambda x: ("stage", *x.register_names()),
     stores=(Rule("pair", "masks of two columns are one access", lambda x, body: x.online.pair(body)),),
     registers=_Version.unrolled,
-    band=lambda *_: (blocks_step(1),),
+    band=lambda x, _: (blocks_step(x.sharing),),
     around=(Rule("registers", "registers of a thread", _Version.allocate),),
 )  # fmt: skip

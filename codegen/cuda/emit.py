@@ -8,14 +8,15 @@ from typing import Protocol
 
 from polydyn.capability import features_of
 from polydyn.codegen.check import verify_body
-from polydyn.codegen.ir import Body, Compare, Let
+from polydyn.codegen.cuda.sharing import IS_LAST_BLOCK, RANK
+from polydyn.codegen.ir import Body, Compare
 from polydyn.codegen.kernel import WORKSPACE, Kernel, with_block
 from polydyn.codegen.passes.narrow import LIMIT, narrow_conditions
-from polydyn.codegen.passes.threads import WARP, one_each
-from polydyn.codegen.passes.warpgroups import CLUSTER_BARRIER
-from polydyn.codegen.pipeline import Step, finished
+from polydyn.codegen.passes.threads import WARP
+from polydyn.codegen.pipeline import finished
 from polydyn.codegen.printers.cuda import THREAD, CudaPrinter, shared_bytes
 from polydyn.codegen.printers.cuda_values import HALF
+from polydyn.codegen.sharing import WHOLE, Sharing
 from polydyn.debug import Level, show
 from polydyn.schedules.expr import FLOATS
 from polydyn.schedules.index import Index, IndexLike
@@ -23,8 +24,6 @@ from polydyn.schedules.model import Array, stored
 
 LONG_SUFFIX = " int64"
 """Suffix of the version names with 64-bit indices."""
-RANK = "rank"
-"""The number of a block in its cluster, among those of one task."""
 V = Index.of
 
 
@@ -38,29 +37,17 @@ def without_rows(arrays: Mapping[str, Array]) -> dict[str, Array]:
     return {n: a for n, a in arrays.items() if a.role != "rows"}
 
 
-def blocks_step(parts: int, cluster: bool = True) -> Step:
-    """Return the step that maps each task to a block, or to ``parts`` blocks.
-
-    The blocks of a cluster wait for each other before they exit, because they read each other's shared memory.
-    """
-    if parts == 1:
-        return Step("blocks", "a block is a task", one_each)
-
-    def several(body: Body) -> Body:
-        barrier = CLUSTER_BARRIER if cluster else ()
-        return (Let(RANK, V("bid") % parts, (*one_each(body, V("bid") // parts), *barrier)),)
-
-    return Step("blocks", "blocks that share a task", several)
-
-
 def emit(
-    kernel: Kernel, body: Body, arrays: Mapping[str, Array], limits: Mapping[str, IndexLike], blocks: int = 1
-) -> tuple[Kernel, ...]:
+    kernel: Kernel, body: Body, arrays: Mapping[str, Array], limits: Mapping[str, IndexLike], blocks: int = 1,
+    sharing: Sharing = WHOLE,
+) -> tuple[Kernel, ...]:  # fmt: skip
     """Return the kernel with its text: a version with 32-bit indices if they may suffice, then the general one.
 
-    ``kernel`` has everything except text, buffers and shared memory. ``limits``: upper bounds of block and tile numbers
-    (``narrow_conditions``). ``blocks``: the targeted number of blocks per multiprocessor.
+    ``kernel`` has everything except text, buffers, shared memory and what ``sharing`` adds. ``limits``: upper bounds of
+    block and tile numbers (``narrow_conditions``). ``blocks``: the targeted number of blocks per multiprocessor.
     """
+    arrays, limits = {**arrays, **sharing.arrays(kernel.tasks)}, {**limits, RANK: sharing.parts, IS_LAST_BLOCK: 2}
+    kernel = sharing.launched(kernel)
     buffers = stored(arrays)
     outputs = [n for n, a in arrays.items() if a.role == "output"]
     floats = {arrays[n].dtype for n in outputs if n != WORKSPACE} & set(FLOATS)

@@ -13,19 +13,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from functools import cached_property, partial
 
-from polydyn.codegen.cuda.carriers import (
-    FIXUP_BUFFERS,
-    IN_LAST_BLOCK,
-    IS_LAST_BLOCK,
-    increment_arrival_counter,
-    with_fixup_buffers,
-    with_fixup_work,
-)
-from polydyn.codegen.cuda.emit import RANK, blocks_step, bound_names, emit
+from polydyn.codegen.cuda.emit import bound_names, emit
 from polydyn.codegen.cuda.group import ProductGroup
 from polydyn.codegen.cuda.instructions import TENSOR
+from polydyn.codegen.cuda.sharing import RANK, Cluster, Counted, blocks_step
 from polydyn.codegen.cuda.work import split_k_factor, with_epilogues
-from polydyn.codegen.family import Family, Rule, build
+from polydyn.codegen.family import Family, Rule, Variant, build
 from polydyn.codegen.indices import substitute
 from polydyn.codegen.ir import (
     Alloc,
@@ -48,7 +41,6 @@ from polydyn.codegen.ir import (
 from polydyn.codegen.kernel import BASE, WORKSPACE, Block, Kernel, Work
 from polydyn.codegen.lower import Lowering, flat
 from polydyn.codegen.passes.threads import spread
-from polydyn.codegen.passes.warpgroups import CLUSTER_BARRIER
 from polydyn.codegen.passes.widen import Multiples, multiples, widen
 from polydyn.codegen.places import Places
 from polydyn.codegen.printers.cuda_values import BYTES
@@ -111,7 +103,7 @@ def _split_k_factor(product: ProductGroup, along_k: bool) -> int:
     return split_k_factor(product.N.ceildiv(one.block), product.K.ceildiv(one.step))
 
 
-class _GemvKernel:
+class _GemvKernel(Variant):
     """One version. ``along_k``: vector loads run along K.
 
     ``blocks``: blocks that K is split over, as a ``cluster`` or not.
@@ -119,8 +111,6 @@ class _GemvKernel:
 
     def __init__(self, product: ProductGroup, rows: int, along_k: bool, blocks: int = 1, cluster: bool = False) -> None:
         self.product, self.rows, self.along_k, self.blocks = product, rows, along_k, blocks
-        self.cluster = blocks if cluster else 1
-        self.counted = blocks > 1 and not cluster
         self.group, self.roles, self.extents = product.group, product.roles, product.extents
         self.M, self.N, self.K, self.sums = product.M, product.N, product.K, product.sums
         vector = 16 // ITEMSIZE[product.values[1].dtype]
@@ -129,6 +119,9 @@ class _GemvKernel:
         self.warps = (4, 2) if along_k else (1, 8)  # along columns, along steps
         self.step = K_LANES * self.warps[1] * (self.vector if along_k else 1) * blocks
         self.block = N_LANES * self.warps[0] * self.columns
+        if blocks > 1:
+            counted = Counted(blocks, elements=self._elements, dtype=self.sums)
+            self.sharing = Cluster(blocks) if cluster else counted
         self.schedule = self._schedule()
         self.places = Places(self.schedule)
         self.multiples: dict[tuple[Index, int], None] = {}
@@ -146,40 +139,26 @@ class _GemvKernel:
         """The parameter for the number of steps of a lane."""
         return self.schedule.parameter(ACC, b("k"))
 
-    @property
-    def symbols(self) -> tuple[str, ...]:
-        """The kernel's parameters."""
-        return self.group.params
-
     def build(self) -> tuple[Kernel, ...]:
         """Build the kernel, with indices of both widths; return nothing if the addresses do not allow vectors."""
         if ((self.K if self.along_k else self.N).constant or 0) % self.vector:
             return ()
         body, count = build(GEMV, self)
         blocks = self.schedule.extents()
-        limits: dict[str, IndexLike] = {
-            b("i"): blocks[b("i")],
-            b("j"): blocks[b("j")],
-            "task": count,
-            RANK: self.blocks,
-            IS_LAST_BLOCK: 2,
-        }
+        limits: dict[str, IndexLike] = {b("i"): blocks[b("i")], b("j"): blocks[b("j")], "task": count}
         limits |= {x: self.extents[x] for x in self.roles.batch}
         few = () if self.M.constant else (Compare("<=", self.M, V(self.rows)),)
-        arch = BASE if self.cluster == 1 else "sm_90a"
+        arch, cluster = ("sm_90a", self.blocks) if self.sharing.cluster else (BASE, 1)
         kernel = Kernel(
-            self.name, self.symbols, count * self.blocks, version=self.version, multiples=tuple(self.multiples),
-            conditions=few, block=Block(self._threads(), arch, work=self._work(), cluster=self.cluster),
+            self.name, self.symbols, count, version=self.version, multiples=tuple(self.multiples), conditions=few,
+            block=Block(self._threads(), arch, work=self._work(), cluster=cluster),
         )  # fmt: skip
-        if not self.counted:
-            return emit(kernel, body, self.group.arrays, limits, BLOCKS_PER_SM)
-        kernel, more = with_fixup_buffers(kernel, count, self.blocks * self._elements, self.sums)
-        return emit(kernel, body, {**self.group.arrays, **more}, limits, BLOCKS_PER_SM)
+        return emit(kernel, body, self.group.arrays, limits, BLOCKS_PER_SM, self.sharing)
 
     @property
     def version(self) -> str:
         """The name of the version: maximum rows, direction and length of its vectors, blocks that K is split over."""
-        several = f"_{'counted' if self.counted else 'cluster'}_{self.blocks}" if self.blocks > 1 else ""
+        several = f"_{self.sharing.label}" if self.sharing.label else ""
         return f"gemv_{self.rows}_{'k' if self.along_k else 'n'}{self.vector}{several}"
 
     def _schedule(self) -> Scheduled:
@@ -189,7 +168,7 @@ class _GemvKernel:
             self.group, self.roles, GemvTile(self.rows, self.warps, (N_LANES, K_LANES), points, self.blocks)
         )
 
-    @property
+    @cached_property
     def name(self) -> str:
         """The kernel's name."""
         return f"{self.product.name}_{self.version}"
@@ -238,14 +217,13 @@ class _GemvKernel:
         elements, item = self.block * self.step // self.blocks, ITEMSIZE[self.product.values[1].dtype]
         at_once = WORDS_PER_LOAD if item == 1 else 1  # four bytes by one instruction
         instructions = elements * (self.rows + 1) // (32 * at_once) + elements * (self.rows + 1) // (32 * self.vector)
-        traffic = elements * item
+        traffic, cluster = elements * item, self.blocks if self.sharing.cluster else 1
         work = Work(
             self.K.ceildiv(self.step), REGISTERS_PER_THREAD[self.rows], traffic=traffic, instructions=instructions,
             flight=LOADS_IN_FLIGHT[self.rows, self.along_k], elements=self._elements, by_warps=False,
-            cluster=self.cluster,
+            cluster=cluster,
         )  # fmt: skip
-        work = with_epilogues(work, self.product.group, self.product.epilogues, self.cluster)
-        return with_fixup_work(work, self.blocks, ITEMSIZE[self.sums]) if self.counted else work
+        return self.sharing.work(with_epilogues(work, self.product.group, self.product.epilogues, cluster))
 
     # -- coordinates -------------------------------------------------------------------------------------------------
 
@@ -307,8 +285,8 @@ class _GemvKernel:
         for r in range(self.rows):
             env = self._env(V(f"row{r}"), "p", k)
             pair = [flat(self.group, v, env, lambda x: None) for v in self.product.values]
-            bind_coordinates = self._register(r, ZERO if self.along_k else V("p"))
-            points += (Store("acc", bind_coordinates, self.product.term(*pair), "sum"),)
+            register = self._register(r, ZERO if self.along_k else V("p"))
+            points += (Store("acc", register, self.product.term(*pair), "sum"),)
         vectors = widen(points, "p", self.vector, stored(self.group.arrays), symbols)
         assert vectors is not None, "nothing is stored to memory here"
         return vectors
@@ -386,15 +364,15 @@ class _GemvKernel:
         assert self._elements <= self._threads()
         whole = self._sum_in_order([self._load_partial(n, element) for n in range(self.warps[1])])
         first = If((Compare("<", element, V(self._elements)),), (self._store_partial(element, whole),))
-        return (*out, first, *(increment_arrival_counter(self.blocks) if self.counted else CLUSTER_BARRIER))
+        return (*out, first, *self.sharing.meet())
 
     def _store_partial(self, element: Index, whole: Value) -> Node:
         """Store a block's sum of an element for the block that finishes it."""
-        if not self.counted:
+        if self.sharing.cluster:
             return Store("sums", element, whole)
-        bind_coordinates = Pointer(self.sums, WORKSPACE, V("bid") * self._elements + element)
+        place = Pointer(self.sums, WORKSPACE, V("bid") * self._elements + element)
         return Alloc("whole", self.sums, ONE, "register", (
-            Store("whole", ZERO, whole), Call("pd_leave<1>", (bind_coordinates, Pointer(self.sums, "whole", ZERO))),
+            Store("whole", ZERO, whole), Call("pd_leave<1>", (place, Pointer(self.sums, "whole", ZERO))),
         ))  # fmt: skip
 
     def _columns(self) -> list[Index]:
@@ -411,9 +389,8 @@ class _GemvKernel:
 
         Each block of a cluster finishes a part; otherwise the last block finishes all.
         """
-        if self.cluster == 1:
-            body = spread(body, e("j"), self._threads(), "unroll")
-            return (If((IN_LAST_BLOCK,), body),) if self.counted else body
+        if not self.sharing.cluster:
+            return self.sharing.finish(spread(body, e("j"), self._threads(), "unroll"))
         mine = self._elements // self.blocks
         body = substitute(spread(body, e("j"), self._elements, "unroll", "thread"), {"thread": V(RANK) * mine + "tid"})
         return (If((Compare("<", V("tid"), V(mine)),), body),)
@@ -435,9 +412,9 @@ class _GemvKernel:
         element = self._partial_offset(ZERO, row, column)
         parts = [self._load_partial(n, element) for n in range(self.warps[1])]
         if self.blocks > 1:
-            bind_coordinates = Pointer(self.sums, "sums", element)
-            parts = [Apply(self.sums, "pd_lds_at", (bind_coordinates, const(n, "int32"))) for n in range(self.blocks)]
-        if self.counted:
+            own = Pointer(self.sums, "sums", element)
+            parts = [Apply(self.sums, "pd_lds_at", (own, const(n, "int32"))) for n in range(self.blocks)]
+        if self.blocks > 1 and not self.sharing.cluster:
             first = V("bid") // self.blocks * (self.blocks * self._elements) + element
             places = (Pointer(self.sums, WORKSPACE, first + n * self._elements) for n in range(self.blocks))
             parts = [Apply(self.sums, "pd_left", (x,)) for x in places]
@@ -458,7 +435,6 @@ def unroll_by(body: Body, var: str, factor: int) -> Body:
 
 GEMV: Family[_GemvKernel] = Family(
     names=bound_names,
-    behind=lambda x: FIXUP_BUFFERS * x.counted,
     sizes=_GemvKernel.sizes,
     units=_GemvKernel.units,
     marks=(
@@ -473,6 +449,6 @@ GEMV: Family[_GemvKernel] = Family(
     statements=_GemvKernel.table,
     stores=(Rule("places", "coordinates of lanes", _GemvKernel.bind_coordinates),),
     registers=lambda _: dict.fromkeys((p("i"), p("j")), "unroll"),
-    band=lambda x, _: (blocks_step(x.blocks, not x.counted),),
+    band=lambda x, _: (blocks_step(x.sharing),),
     around=(Rule("registers", "registers for the sums of a lane", _GemvKernel.allocate),),
 )  # fmt: skip

@@ -7,9 +7,10 @@ from collections.abc import Mapping
 from polydyn.codegen.lower import flat
 from polydyn.codegen.operands import operands
 from polydyn.codegen.printers.cuda_values import BYTES, HALF
+from polydyn.codegen.sharing import WHOLE, Sharing
 from polydyn.schedules.errors import CodegenError, Declined
 from polydyn.schedules.expr import FLOAT8, Op, Value, cast, op
-from polydyn.schedules.index import ONE, Index, IndexLike, product
+from polydyn.schedules.index import Index, IndexLike, product
 from polydyn.schedules.model import Group, Statement
 from polydyn.schedules.tiling import Roles
 
@@ -25,17 +26,18 @@ def product_refusal(group: Group, roles: Roles) -> Declined | None:
 
 
 class ProductGroup:
-    """A matmul-like group: its operands as stored, its extents; ``shares``: the number of K splits.
+    """A matmul-like group: its operands as stored, its extents. ``sharing``: how launches share its reduction.
 
     ``dtypes``: dtypes of the stored operands; ``dtype``: that of the rows; ``sums``: the accumulator's dtype, float32
     or int32. ``widened``: 8-bit floats are treated as float32. ``fixed``: no launch writes the column operand.
     """
 
     def __init__(
-        self, name: str, group: Group, roles: Roles, shares: Index = ONE, widened: bool = False, fixed: bool = False
-    ) -> None:
+        self, name: str, group: Group, roles: Roles, sharing: Sharing = WHOLE, widened: bool = False,
+        fixed: bool = False,
+    ) -> None:  # fmt: skip
         self.fixed = fixed
-        self.name, self.group, self.roles, self.shares = name, group, roles, shares
+        self.name, self.group, self.roles, self.sharing = name, group, roles, sharing
         self.acc, self.epilogues = group.backbone, group.epilogues
         self.extents = dict(self.acc.iters)
         self.M, self.N = self.extents[roles.row], self.extents[roles.col]
@@ -45,6 +47,11 @@ class ProductGroup:
         self.dtype, self.dtypes, self.values = row.dtype, (row.dtype, col.dtype), (row, col)
         if refusal := product_refusal(group, roles):
             raise CodegenError(str(refusal))  # the caller has checked it
+
+    @property
+    def shares(self) -> Index:
+        """The number of K slices that are tasks."""
+        return self.sharing.slices
 
     def epilogue_value(self, s: Statement, env: Mapping[str, IndexLike], total: Value) -> Value:
         """Return the value that an epilogue stores; ``total`` is the sum of the products."""

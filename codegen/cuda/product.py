@@ -12,22 +12,15 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from functools import cached_property, partial
 
-from polydyn.codegen.cuda.carriers import (
-    FIXUP_BUFFERS,
-    IS_LAST_BLOCK,
-    K_SLICE,
-    increment_arrival_counter,
-    with_fixup_buffers,
-    with_fixup_work,
-)
 from polydyn.codegen.cuda.copies import Copy, Operand, copy_of
-from polydyn.codegen.cuda.emit import RANK, blocks_step, bound_names, emit
+from polydyn.codegen.cuda.emit import bound_names, emit
 from polydyn.codegen.cuda.group import ProductGroup
 from polydyn.codegen.cuda.instructions import multiply
+from polydyn.codegen.cuda.sharing import IS_LAST_BLOCK, K_SLICE, RANK, Counted, blocks_step
 from polydyn.codegen.cuda.sums import Sums, lane_points
 from polydyn.codegen.cuda.tile import CudaTile
 from polydyn.codegen.cuda.work import WARP, product_work, with_epilogues
-from polydyn.codegen.family import Family, Rule, build, keep
+from polydyn.codegen.family import Family, Rule, Variant, build, keep
 from polydyn.codegen.indices import node_indices, substitute
 from polydyn.codegen.ir import Alloc, Body, Call, For, Inst, Mark, Node, consume, rewrite, walk
 from polydyn.codegen.kernel import Block, Kernel, Work
@@ -40,9 +33,7 @@ from polydyn.codegen.passes.threads import one_of_each, rasterise, spread
 from polydyn.codegen.passes.tiles import balance
 from polydyn.codegen.places import Places
 from polydyn.schedules.errors import CodegenError
-from polydyn.schedules.expr import ITEMSIZE
 from polydyn.schedules.index import ONE, ZERO, Index, IndexLike, minimum
-from polydyn.schedules.proof.proven import Proven
 from polydyn.schedules.tree.gpu import COPY_A, COPY_B, FRAG_A, FRAG_B, SLAB, STAGE, STAGED, gpu_parts, gpu_product
 from polydyn.schedules.tree.names import MarkName, b, e, extent, f, g, p, s, w
 from polydyn.schedules.tree.scheduled import Scheduled
@@ -72,7 +63,7 @@ def schedule_tile(product: ProductGroup, tile: CudaTile, parts: int = 1) -> Sche
     return gpu_product(product.group, product.roles, tile.sizes(), product.shares != ONE)
 
 
-class TiledProduct:
+class TiledProduct(Variant):
     """One tile with one width of copies; ``wide``: epilogues store 16 bytes at once.
 
     ``in_pairs``: even and odd columns are in separate fragments. ``parts``: the number of blocks that K is split over.
@@ -80,7 +71,10 @@ class TiledProduct:
     """
 
     def __init__(self, product: ProductGroup, tile: CudaTile, width: int, wide: bool, parts: int = 1) -> None:
-        self.of, self.tile, self.group, self.extents, self.parts = product, tile, product.group, product.extents, parts
+        self.of, self.tile, self.group, self.extents = product, tile, product.group, product.extents
+        one = tile.bm * tile.bn
+        self.sharing = Counted(parts, elements=one, dtype=product.sums) if parts > 1 else product.sharing
+        self.parts = parts
         if not set(product.dtypes) <= set(tile.kind.dtypes):
             remedy = (
                 "mma for floats of 16 bits, qmma for those of 8, imma for int8 and uint8, fma for float32 and int32"
@@ -97,7 +91,7 @@ class TiledProduct:
         row, column = (copy_of(self.group, x, tile.stages, width, tile.kind) for x in operands)
         self.copies, self.in_pairs = (row, column), tile.kind.of_bytes and not column.along_k
         self.sums = Sums(product, tile.kind, self.places, wide, in_pairs=self.in_pairs, slabs=self._slabs(),
-                         parts=parts, left=0 if parts == 1 else tile.bm * tile.bn)  # fmt: skip
+                         sharing=self.sharing)  # fmt: skip
 
     def _slabs(self) -> int:
         """Return the number of slabs that a warp stages at once: all of its sums if they leave the block."""
@@ -148,10 +142,6 @@ class TiledProduct:
             return body
         meet = () if self.tile.sets > 1 else (Call("pd_syncthreads"),)  # else a barrier follows the last load
         return (*meet, *self.sums.stage_rows(body, self.tile.threads // WARP))
-
-    def count_blocks(self, _: Body) -> Body:
-        """Count the blocks of a tile."""
-        return increment_arrival_counter(self.parts)
 
     def ring(self, body: Body) -> Body:
         """Build the pipelined loop in its shared memory."""
@@ -205,19 +195,9 @@ class TiledProduct:
     # -- the whole kernel ----------------------------------------------------------------------------------------
 
     @cached_property
-    def proven(self) -> Proven:
-        """The schedule with its proof."""
-        return Proven(self.schedule)
-
-    @property
     def name(self) -> str:
         """The kernel's name."""
         return f"{self.of.name}_{self.version}"
-
-    @property
-    def symbols(self) -> tuple[str, ...]:
-        """The kernel's parameters."""
-        return self.group.params
 
     def build(self) -> tuple[Kernel, ...]:
         """Build the kernel, with indices of both widths."""
@@ -226,14 +206,8 @@ class TiledProduct:
         wide = tuple(dict.fromkeys((*self.required_multiples, *self.sums.multiples)))
         work = self.work.shared_by(product.shares * self.parts)
         block = Block(t.threads, t.kind.arch, work=work)
-        kernel = Kernel(
-            self.name, self.symbols, count * self.parts, version=self.version, multiples=wide, block=block
-        )  # fmt: skip
-        limits, arrays = block_limits(product, t, count), self.group.arrays
-        if self.parts > 1:
-            kernel, more = with_fixup_buffers(kernel, count, self.parts * t.bm * t.bn, product.sums)
-            limits, arrays = limits | {RANK: self.parts, IS_LAST_BLOCK: 2}, {**arrays, **more}
-        return emit(kernel, body, arrays, limits, self.blocks)
+        kernel = Kernel(self.name, self.symbols, count, version=self.version, multiples=wide, block=block)
+        return emit(kernel, body, self.group.arrays, block_limits(product, t, count), self.blocks, self.sharing)
 
     def sizes(self) -> dict[str, Index]:
         """Return the numbers of all loops, except those that are mapped to threads."""
@@ -284,8 +258,8 @@ class TiledProduct:
     @property
     def version(self) -> str:
         """The name of the version: instruction, tile, stages, bytes of the copies."""
-        t, product = self.tile, self.of
-        version = "split_" * (product.shares != ONE) + (f"counted_{self.parts}_" if self.parts > 1 else "")
+        t, product, label = self.tile, self.of, self.sharing.label
+        version = f"{label}_" if label else ""
         version += f"{t.instruction}_{t.bm}x{t.bn}x{t.bk}_{t.stages}_{'_'.join(str(c.bytes) for c in self.copies)}"
         return version + "_wide" * (max(map(self.sums.vector, product.epilogues)) > 1)
 
@@ -325,8 +299,7 @@ class TiledProduct:
     def work(self) -> Work:
         """The work of a block with the whole reduction."""
         work = product_work(self.tile, self.copies, self.of.K.ceildiv(self.tile.bk), self.blocks, self.row_each)
-        work = with_epilogues(replace(work, strip=RASTER), self.group, self.of.epilogues)
-        return work if self.parts == 1 else with_fixup_work(work, self.parts, ITEMSIZE[self.of.sums])
+        return self.sharing.work(with_epilogues(replace(work, strip=RASTER), self.group, self.of.epilogues))
 
 
 def block_limits(product: ProductGroup, tile: CudaTile, count: Index) -> dict[str, IndexLike]:
@@ -382,7 +355,6 @@ def split_copies(body: Body) -> tuple[Body, Body]:
 
 PRODUCT: Family[TiledProduct] = Family(
     names=bound_names,
-    behind=lambda x: FIXUP_BUFFERS * (x.parts > 1),
     first=(
         Rule("balance", "slices of the reduction", TiledProduct.split, where=lambda x: x.of.shares != ONE),
         Rule("pipeline", "copies run ahead in a ring", lambda x, body: x.ring(body), MarkName.PIPELINE,
@@ -391,7 +363,7 @@ PRODUCT: Family[TiledProduct] = Family(
     sizes=TiledProduct.sizes,
     units=TiledProduct.units,
     marks=(
-        Rule("combine", "blocks are counted", TiledProduct.count_blocks, MarkName.COMBINE, opens=(IS_LAST_BLOCK,)),
+        Rule("combine", "blocks are counted", lambda x, _: x.sharing.meet(), MarkName.COMBINE, opens=(IS_LAST_BLOCK,)),
         Rule("instruction", "points become an instruction", TiledProduct.instruction, MarkName.INSTRUCTION),
         Rule("store", "epilogues on staged rows", lambda x, body: x.sums.store(body), MarkName.STORE,
              opens=("stage",)),
@@ -404,6 +376,6 @@ PRODUCT: Family[TiledProduct] = Family(
     registers=TiledProduct.unrolled,
     order=(Rule("rasterise", "blocks that share operands run together",
                 lambda _, body: rasterise(body, b("i"), b("j"), RASTER)),),
-    band=lambda x, _: (blocks_step(x.parts, False),),
+    band=lambda x, _: (blocks_step(x.sharing),),
     around=(Rule("registers", "registers of a thread", TiledProduct.allocate),),
 )  # fmt: skip

@@ -36,7 +36,7 @@ from polydyn.codegen.cuda.row_loops import (
     unroll_mapped,
 )
 from polydyn.codegen.cuda.work import UNROLLED_LOADS, row_work
-from polydyn.codegen.family import Family, Rule, build, keep
+from polydyn.codegen.family import Family, Rule, Variant, build, keep
 from polydyn.codegen.indices import substitute
 from polydyn.codegen.ir import (
     Alloc,
@@ -306,7 +306,7 @@ class CudaNestKernel:
 
 
 @dataclass
-class Version:
+class Version(Variant):
     """One kernel of a nest. ``mapping``: rows to threads. ``lanes``: elements of a thread's vector.
 
     ``required``, ``alignments``: the requirements of the vectors, once they are built.
@@ -329,11 +329,6 @@ class Version:
     def group(self) -> Group:
         """The computation of the kernel."""
         return self.of.group
-
-    @property
-    def symbols(self) -> tuple[str, ...]:
-        """The kernel's parameters."""
-        return self.group.params
 
     @property
     def proven(self) -> Proven:

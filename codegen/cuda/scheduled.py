@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from functools import cached_property
 
 from polydyn.codegen.cpu.scheduled import TRIM, only_tasks
-from polydyn.codegen.cuda.emit import blocks_step, bound_names, emit
-from polydyn.codegen.family import Family, Rule, build
+from polydyn.codegen.cuda.emit import bound_names, emit
+from polydyn.codegen.cuda.sharing import blocks_step
+from polydyn.codegen.family import Family, Rule, Variant, build
 from polydyn.codegen.indices import substitute
 from polydyn.codegen.ir import Alloc, Body, Call, Compare, For, If, Inst, Mark, Node, walk
 from polydyn.codegen.kernel import Block, Kernel
@@ -21,7 +21,6 @@ from polydyn.codegen.passes.threads import WARP
 from polydyn.codegen.scheduled import Instances
 from polydyn.schedules.errors import ScheduleError
 from polydyn.schedules.index import ONE, ZERO, Index, IndexLike
-from polydyn.schedules.proof.proven import Proven
 from polydyn.schedules.tree.names import Coord, extent
 from polydyn.schedules.tree.scheduled import Buffer, Scheduled
 from polydyn.schedules.tree.space import UNIT
@@ -34,7 +33,7 @@ PART_LOOP = "turn"
 """The loop of a thread over its part of a copy."""
 
 
-class ScheduledCudaKernel(Instances):
+class ScheduledCudaKernel(Instances, Variant):
     """Builds the kernel of a scheduled group for CUDA.
 
     ScheduleError: as for ``Instances``; no loops are units, or their number is not a multiple of 32 up to 1024; a
@@ -125,16 +124,6 @@ class ScheduledCudaKernel(Instances):
             body = (Alloc(x.name, dtype, size, "shared" if self._shared(x) else "register", body),)
         return body
 
-    @cached_property
-    def proven(self) -> Proven:
-        """The schedule with its proof."""
-        return Proven(self.schedule)
-
-    @property
-    def symbols(self) -> tuple[str, ...]:
-        """The kernel's parameters."""
-        return self.group.params
-
     def build(self) -> tuple[Kernel, ...]:
         """Build the kernel, with indices of both widths; the last one serves every size. CodegenError: a bug."""
         body, count = build(SCHEDULED, self)
@@ -168,6 +157,6 @@ SCHEDULED: Family[ScheduledCudaKernel] = Family(
     units=ScheduledCudaKernel.units_of_threads,
     statements=ScheduledCudaKernel.lowerings,
     opened=lambda x: tuple(buffer.name for buffer in x.storage()),
-    band=lambda *_: (blocks_step(1), TRIM),
+    band=lambda x, _: (blocks_step(x.sharing), TRIM),
     around=(Rule("storage", "buffers of threads and blocks", ScheduledCudaKernel.allocate),),
 )

@@ -12,12 +12,13 @@ from polydyn.codegen.cpu.split import END_STEP, FIRST_STEP, SplitNest, share_aro
 from polydyn.codegen.cuda.row_loops import THREADS
 from polydyn.codegen.cuda.rows import MOST_LANES, WIDE, CudaNestKernel, Version
 from polydyn.codegen.family import Family
-from polydyn.codegen.ir import Body, Compare
-from polydyn.codegen.kernel import WORKERS, WORKSPACE, Kernel, with_block
+from polydyn.codegen.ir import Body
+from polydyn.codegen.kernel import WORKERS, Kernel, with_block
+from polydyn.codegen.sharing import SplitLaunch
 from polydyn.codegen.split import combining_group, partial_group
 from polydyn.schedules.expr import ITEMSIZE, loads
 from polydyn.schedules.index import Index, maximum, minimum, product
-from polydyn.schedules.model import SHARE, SHARES, Group
+from polydyn.schedules.model import SHARE, Group
 from polydyn.schedules.tree.rewrites import split_reduction
 
 LEAST_STEPS = 16
@@ -57,18 +58,11 @@ class CudaSplitNest(CudaNestKernel):
 
     def versions(self) -> tuple[Kernel, ...]:
         """Build the slices by vectors, followed by their sum; return nothing without vectors."""
-        sums, split = self.group.arrays[WORKSPACE], Compare(">=", V(SHARES), V(2))
-        size = product(sums.shape) * ITEMSIZE[sums.dtype]
-        again = self.sums.build("columns")[-1]
+        sharing = SplitLaunch(group=self.group, count=self.shares, add=lambda: self.sums.build("columns")[-1])
 
         def shared(k: Kernel) -> Kernel:
-            work = k.device.work.shared_by(V(SHARES)) if k.device.work else None
-            k = with_block(k, work=work)
-            conditions = (split, *k.conditions)
-            return replace(
-                k, version=f"split_{k.version}", conditions=conditions, launch={SHARES: self.shares}, after=(again,),
-                workspace=size,
-            )  # fmt: skip
+            work = k.device.work.shared_by(sharing.slices) if k.device.work else None
+            return replace(sharing.launched(with_block(k, work=work)), version=f"{sharing.label}_{k.version}")
 
         return tuple(map(shared, self.wide()))
 

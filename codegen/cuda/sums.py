@@ -11,10 +11,9 @@ from dataclasses import replace
 from functools import partial
 
 from polydyn.codegen.cuda.boxes import TensorOperand
-from polydyn.codegen.cuda.carriers import IN_LAST_BLOCK
-from polydyn.codegen.cuda.emit import RANK
 from polydyn.codegen.cuda.group import ProductGroup
 from polydyn.codegen.cuda.instructions import COLUMN, HALVES, LANE, PAIR, ROW, Instruction
+from polydyn.codegen.cuda.sharing import RANK, Counted
 from polydyn.codegen.indices import substitute
 from polydyn.codegen.ir import Alloc, Body, Call, Compare, FlatLoad, For, If, Inst, Let, Pointer, Store, Tile, walk
 from polydyn.codegen.kernel import WORKSPACE
@@ -23,6 +22,7 @@ from polydyn.codegen.passes.bind import bind
 from polydyn.codegen.passes.threads import WARP, spread
 from polydyn.codegen.passes.widen import stored_value, widen
 from polydyn.codegen.places import Places
+from polydyn.codegen.sharing import WHOLE, Sharing
 from polydyn.schedules.expr import ITEMSIZE, Const, FromIndex, Value, const, op
 from polydyn.schedules.index import ZERO, Index, IndexLike
 from polydyn.schedules.model import SHARE, Statement, stored
@@ -44,21 +44,20 @@ class Sums:
 
     ``axes``: the axes of rows and columns. ``wide``: epilogues store 16 bytes at once. ``unit``: the number of the warp
     that stages rows; ``slabs``: slabs of columns that it stages at once, in ``buffer``. ``in_pairs``: even and odd
-    columns are in separate fragments. ``box``: columns of a result box, 0 if lanes store their results. ``parts``:
-    blocks with staged partial sums, which are added (``tree.gpu.add_parts``): those of a cluster in shared memory, or
-    all blocks of a task in the workspace, where each has ``left`` sums and the last one adds them. ``multiples``: the
-    required multiples of addresses.
+    columns are in separate fragments. ``box``: columns of a result box, 0 if lanes store their results. ``sharing``:
+    how blocks add their staged sums (``tree.gpu.add_parts``). ``multiples``: the required multiples of addresses.
     """
 
     def __init__(
         self, product: ProductGroup, kind: Instruction, places: Places, wide: bool, acc: str = "acc",
         axes: tuple[str, str] = ("i", "j"), unit: IndexLike = "warp", in_pairs: bool = False, slabs: int = 1,
-        buffer: str = "stage", box: int = 0, parts: int = 1, left: int = 0,
+        buffer: str = "stage", box: int = 0, sharing: Sharing = WHOLE,
     ) -> None:  # fmt: skip
         self.of, self.kind, self.places, self.wide, self.acc, self.axes = product, kind, places, wide, acc, axes
         self.unit, self.in_pairs, self.group, self.roles = V(unit), in_pairs, product.group, product.roles
-        self.slabs, self.box, self.parts, self.left = slabs, box, parts, left
-        self.buffer = WORKSPACE if left else buffer
+        self.slabs, self.box, self.sharing, self.parts = slabs, box, sharing, sharing.parts
+        self.left = sharing.elements if isinstance(sharing, Counted) else 0  # sums of a block in the workspace
+        self.buffer = WORKSPACE if self.left else buffer
         self.multiples: dict[tuple[Index, int], None] = {}
         self.fragments = tuple(places.pieces(acc, x, n) for x, n in zip(axes, kind.shape, strict=False))
 
@@ -283,7 +282,7 @@ class Sums:
             return spread(lower(body, {s.name: partial(f, s)}), e("j"), WARP, kind, "lane")
 
         if self.left:
-            return (If((IN_LAST_BLOCK,), dealt(self.epilogue_of_rows)),)
+            return self.sharing.finish(dealt(self.epilogue_of_rows))
         if not self.box:
             return (sync, *dealt(self.epilogue_of_rows), sync)
         rows = (sync, *dealt(self.epilogue_of_rows), sync, *dealt(self.result_to_box))

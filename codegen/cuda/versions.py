@@ -21,14 +21,14 @@ from polydyn.codegen.cuda.wgmma import wgmma_versions
 from polydyn.codegen.cuda.wgmma_operands import without_wgmma
 from polydyn.codegen.cuda.wgmma_tiles import GRID_SPLIT_K_TILE, STEP, cluster_split_k_tiles
 from polydyn.codegen.cuda.work import split_k_factor
-from polydyn.codegen.ir import Compare
 from polydyn.codegen.kernel import UNIT, WORKERS, Kernel, with_block
 from polydyn.codegen.printers.cuda_values import BYTES, HALF
+from polydyn.codegen.sharing import SplitLaunch
 from polydyn.codegen.split import combining_group, partial_group
 from polydyn.schedules.errors import ScheduleError
 from polydyn.schedules.expr import FLOAT8, ITEMSIZE
 from polydyn.schedules.index import Index, maximum, minimum, product
-from polydyn.schedules.model import SHARES, Group
+from polydyn.schedules.model import Group
 from polydyn.schedules.tiling import Roles
 
 V = Index.of
@@ -253,16 +253,10 @@ class CudaContractKernel:
         batch = product(p.extents[x] for x in self.roles.batch)
         blocks = batch * p.M.ceildiv(rows) * p.N.ceildiv(columns)
         shares = minimum(V(WORKERS) * waves // maximum(1, blocks), steps // least)
-        parts = build(ProductGroup(self.name, partial_group(self.group), self.roles, V(SHARES)))
-        if not parts:
-            return []
-        again = CudaNestKernel(f"{self.name}_sum", *combining_group(self.group)).build("thread")[-1]
-        size = V(SHARES) * batch * p.M * p.N * ITEMSIZE[p.sums]
-        split = Compare(">=", V(SHARES), V(2))
-        return [
-            replace(x, conditions=(split, *x.conditions), launch={SHARES: shares}, after=(again,), workspace=size)
-            for x in parts
-        ]
+        sums = CudaNestKernel(f"{self.name}_sum", *combining_group(self.group))
+        slices = partial_group(self.group)
+        sharing = SplitLaunch(group=slices, count=shares, add=lambda: sums.build("thread")[-1])
+        return list(build(ProductGroup(self.name, slices, self.roles, sharing)))
 
     def _more(self) -> tuple[CudaTile, ...]:
         """Return the additional tiles, except those that a constant extent would leave half empty."""

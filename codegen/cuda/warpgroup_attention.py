@@ -15,16 +15,17 @@ from functools import cached_property, partial
 from typing import Any, Protocol
 
 from polydyn.codegen.cuda.boxes import MAX_COORDINATE, TensorOperand, descriptor, tensor_operand
-from polydyn.codegen.cuda.emit import blocks_step, bound_names, drop_covered_versions, emit, without_rows
+from polydyn.codegen.cuda.emit import bound_names, drop_covered_versions, emit, without_rows
 from polydyn.codegen.cuda.group import ProductGroup
 from polydyn.codegen.cuda.instructions import INSTRUCTIONS, LANE, TENSOR
 from polydyn.codegen.cuda.keys import loops_over_keys
 from polydyn.codegen.cuda.product import THREAD_MAPPED_LOOPS, UNROLL_HINTS
+from polydyn.codegen.cuda.sharing import blocks_step
 from polydyn.codegen.cuda.softmax import STATISTICS, UNMASKED_TILE, OnlineRows
 from polydyn.codegen.cuda.sums import Sums, lane_points
 from polydyn.codegen.cuda.turns import MORE, VOTES, two_pass_loop, vote
 from polydyn.codegen.cuda.work import UNITS, with_epilogues
-from polydyn.codegen.family import Family, Rule, build
+from polydyn.codegen.family import Family, Rule, Variant, build
 from polydyn.codegen.indices import substitute
 from polydyn.codegen.ir import (
     Alloc,
@@ -52,7 +53,6 @@ from polydyn.schedules.laws.masks import Logits, visits
 from polydyn.schedules.laws.online_softmax import INIT, LOGIT, SCORE, VALUE, Softmax
 from polydyn.schedules.model import Array, Group
 from polydyn.schedules.proof.overlap import first_conflict
-from polydyn.schedules.proof.proven import Proven
 from polydyn.schedules.tiling import AttentionParts
 from polydyn.schedules.tree.gpu import SLAB, STAGE
 from polydyn.schedules.tree.names import MarkName, b, e, f, g, h, w
@@ -195,7 +195,7 @@ class _Boxes:
         return a[b("l")] % self.stages if self.stages > 1 else ZERO
 
 
-class _Version:
+class _Version(Variant):
     """One version. ``wide``: epilogues store 16 bytes at once; ``masks_in_pairs``: masks are read in column pairs."""
 
     def __init__(
@@ -236,11 +236,6 @@ class _Version:
         slots = (f"_{self.stages}" if self.stages != 2 else "") + "_wide" * wide + "_pairs" * self.online.masks_in_pairs
         return f"attention_wgmma_{ROWS}x{self.keys}x{PANEL * self.panels[0]}{slots}"
 
-    @cached_property
-    def proven(self) -> Proven:
-        """The schedule with its proof."""
-        return Proven(self.schedule)
-
     def build(self) -> tuple[Kernel, ...]:
         """Build the kernel, with indices of both widths."""
         attention = self.of
@@ -265,15 +260,10 @@ class _Version:
         limits |= {x: attention.scores.extents[x] for x in attention.parts.score_roles.batch}
         return emit(kernel, body, self.arrays(), limits)
 
-    @property
+    @cached_property
     def name(self) -> str:
         """The kernel's name."""
         return f"{self.of.name}_{self.version}"
-
-    @property
-    def symbols(self) -> tuple[str, ...]:
-        """The kernel's parameters."""
-        return self.group.params
 
     def arrays(self) -> dict[str, Array]:
         """The arrays in memory."""
@@ -475,6 +465,6 @@ WARPGROUP_ATTENTION: Family[_Version] = Family(
     statements=_Version.table,
     stores=(Rule("pair", "masks of two columns are one access", lambda x, body: x.online.pair(body)),),
     registers=lambda _: UNROLL_HINTS | LOOP_HINTS,
-    band=lambda *_: (blocks_step(1),),
+    band=lambda x, _: (blocks_step(x.sharing),),
     around=(Rule("registers", "registers of a thread", _Version.allocate),),
 )  # fmt: skip

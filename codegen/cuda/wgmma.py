@@ -22,17 +22,18 @@ from dataclasses import replace
 from functools import cached_property, partial
 
 from polydyn.codegen.cuda.boxes import MAX_COORDINATE, TensorOperand, descriptor, tensor_operand
-from polydyn.codegen.cuda.emit import RANK, blocks_step, bound_names, drop_covered_versions, emit
+from polydyn.codegen.cuda.emit import bound_names, drop_covered_versions, emit
 from polydyn.codegen.cuda.group import ProductGroup
 from polydyn.codegen.cuda.images import Im2colOperand
 from polydyn.codegen.cuda.instructions import LANE, TENSOR
 from polydyn.codegen.cuda.product import RASTER, THREAD_MAPPED_LOOPS, UNROLL_HINTS, block_limits, split_copies
+from polydyn.codegen.cuda.sharing import RANK, Cluster, blocks_step
 from polydyn.codegen.cuda.sums import LINE, Sums, block_parts, lane_points
 from polydyn.codegen.cuda.tile import CudaTile
 from polydyn.codegen.cuda.wgmma_operands import Maps, kind_of, tensor_operands, with_one_reduction
 from polydyn.codegen.cuda.wgmma_tiles import FLOAT8_TILES, PANEL, POINTS, ROWS, STEP, TILES, WgmmaTile, suits
 from polydyn.codegen.cuda.work import UNITS, with_epilogues
-from polydyn.codegen.family import Family, Rule, build
+from polydyn.codegen.family import Family, Rule, Variant, build
 from polydyn.codegen.indices import substitute
 from polydyn.codegen.ir import (
     Alloc,
@@ -57,7 +58,6 @@ from polydyn.codegen.passes.threads import ROUND, WARP, WORKER, assign, rasteris
 from polydyn.codegen.passes.tiles import TASK, balance
 from polydyn.codegen.passes.warpgroups import (
     CLUSTER_ARRIVE,
-    CLUSTER_BARRIER,
     PING_PONG_BARRIER,
     WARPGROUP,
     Ring,
@@ -71,7 +71,6 @@ from polydyn.codegen.printers.cuda_values import HALF
 from polydyn.schedules.errors import CodegenError
 from polydyn.schedules.expr import ITEMSIZE, FromIndex, Load
 from polydyn.schedules.index import ONE, ZERO, Index, IndexLike, product
-from polydyn.schedules.proof.proven import Proven
 from polydyn.schedules.tree.gpu import COPY_A, COPY_B, SLAB, STAGE, STAGED, senders
 from polydyn.schedules.tree.names import MarkName, b, c, e, extent, f, g, s, w
 from polydyn.schedules.tree.scheduled import Scheduled
@@ -115,7 +114,7 @@ def wgmma_versions(
     return [k for of_tile in forms for k in drop_covered_versions(of_tile, first=some[of_tile[0].size])]
 
 
-class _Version:
+class _Version(Variant):
     """One tile; ``kind``: the warp instruction on the same operands, ``wide``: epilogues store 16 bytes at once."""
 
     def __init__(self, product: ProductGroup, kind: str, maps: Maps, size: WgmmaTile, wide: bool) -> None:
@@ -127,14 +126,19 @@ class _Version:
         self.box = LINE // ITEMSIZE[product.epilogues[0].value.dtype] if self.out else 0
         self.schedule = self._schedule()
         self.places = Places(self.schedule)
+        self.sharing = Cluster(size.parts) if size.parts > 1 else product.sharing
         unit, slabs = V("warp") - WARPGROUP // WARP, size.columns // SLAB
         buffer = "stage" if size.in_turn else "tile_b"
         self.sums = Sums(product, self.tile.kind, self.places, wide, unit=unit, slabs=slabs, buffer=buffer,
-                         box=self.box, parts=size.parts)  # fmt: skip
+                         box=self.box, sharing=self.sharing)  # fmt: skip
         before = V(BEFORE) if size.in_turn else ZERO
         self.ring = Ring("", self.stages, (size.rows + self.columns) * STEP, None, before, size.cluster_size)
         self.done: Body = (CLUSTER_ARRIVE,) if size.cluster else ()
-        self.symbols = (*self.group.params, *[BLOCKS] * size.in_turn)
+
+    @property
+    def symbols(self) -> tuple[str, ...]:
+        """The kernel's parameters: with persistent blocks also their number."""
+        return (*self.group.params, *[BLOCKS] * self.size.in_turn)
 
     def _schedule(self) -> Scheduled:
         """Tree and tile map."""
@@ -174,7 +178,7 @@ class _Version:
         version += f"_parts_{self.size.parts}" if self.size.parts > 1 else ""
         return version + ("_boxes" if self.out else "_wide" * (max(map(self.sums.vector, self.of.epilogues)) > 1))
 
-    @property
+    @cached_property
     def name(self) -> str:
         """The kernel's name."""
         return f"{self.of.name}_{self.version}"
@@ -220,11 +224,6 @@ class _Version:
         """Alignment required by the tensor maps."""
         return tuple(x for m in self._mapped for x in m.multiples)
 
-    @cached_property
-    def proven(self) -> Proven:
-        """The schedule with its proof."""
-        return Proven(self.schedule)
-
     def build(self) -> tuple[Kernel, ...]:
         """Build the kernel, with indices of both widths."""
         product = self.of
@@ -235,19 +234,19 @@ class _Version:
         conditions = dict.fromkeys((Compare(">=", product.K, ONE), *(x for m in mapped for x in m.conditions)))
         conditions |= {Compare("<=", x, V(MAX_COORDINATE)): None for x in extents if x.constant is None}
         limits, launch = block_limits(product, self.tile, count), {}
-        limits |= {**self._clusters(), c(self.size.cluster): self.size.cluster_size, RANK: parts}
+        limits |= {**self._clusters(), c(self.size.cluster): self.size.cluster_size}
         if self.size.in_turn:
             several = self.size.cluster_size
             conditions |= {Compare(">", self._tiles(), V(BLOCKS)): None}
             conditions |= {Compare(">=", V(BLOCKS), V(several)): None} if several > 1 else {}
             limits, launch = limits | self._rounds(), {BLOCKS: V(WORKERS) // several * several}
         kernel = Kernel(
-            self.name, self.symbols, count * parts, launch=launch, version=self.version,
+            self.name, self.symbols, count, launch=launch, version=self.version,
             multiples=tuple(dict.fromkeys(multiples)), conditions=tuple(conditions),
             block=Block(self.size.threads, "sm_90a", self._tensor_maps(), work=self._work(),
                         cluster=self.size.cluster_size * parts),
         )  # fmt: skip
-        return emit(kernel, body, self.group.arrays, limits, self.size.blocks)
+        return emit(kernel, body, self.group.arrays, limits, self.size.blocks, self.sharing)
 
     def _tiles(self) -> Index:
         """Return the number of tiles of whole clusters."""
@@ -308,11 +307,10 @@ class _Version:
     def specialise_warps(self, body: Body) -> Body:
         """Split the loop into the producer and the consumers of the ring."""
         filled, multiply = self._roles(body)
-        meeting = CLUSTER_BARRIER if self.size.parts > 1 else ()
         work = multiply(())
         early = first_round(*filled, COPY_B, FETCH_B) if self.of.fixed else ()
-        return self._shared(specialise([filled], self.size.consumers, work, self.size.registers[1:], beside=meeting,
-                                       early=early))  # fmt: skip
+        return self._shared(specialise([filled], self.size.consumers, work, self.size.registers[1:],
+                                       beside=self.sharing.meet(), early=early))  # fmt: skip
 
     def specialise_blocks(self, band: Body) -> Body:
         """Split the loop over all tiles of a block: the band occurs twice, for the producer and for the consumers."""
@@ -449,7 +447,7 @@ WGMMA: Family[_Version] = Family(
         Rule("instruction", "points become an instruction", _Version.instruction, MarkName.INSTRUCTION),
         Rule("bind", "sizes become numbers", _Version.numbers),
         Rule("rank", "blocks of a cluster are units", lambda _, body: assign(body, {c("k"): RANK}), opens=(RANK,)),
-        Rule("combine", "the blocks of a cluster synchronise", lambda *_: CLUSTER_BARRIER, MarkName.COMBINE),
+        Rule("combine", "the blocks of a cluster synchronise", lambda x, _: x.sharing.meet(), MarkName.COMBINE),
         Rule("roles", "a producer and consumers around a ring", _Version.specialise_warps, MarkName.ROLES,
              opens=("acc", "part", ROUND), where=lambda x: not x.size.in_turn),
         Rule("roles", "a producer and consumers around a ring", _Version.specialise_blocks, MarkName.TASK,
@@ -471,6 +469,6 @@ WGMMA: Family[_Version] = Family(
              lambda _, body: rasterise(body, b("i"), b("j"), RASTER)),
         Rule("rounds", "a block has several tiles", _Version.rounds, where=lambda x: x.size.in_turn),
     ),
-    band=lambda x, _: (blocks_step(x.size.parts),),
+    band=lambda x, _: (blocks_step(x.sharing),),
     around=(Rule("registers", "registers of a thread", _Version.allocate),),
 )  # fmt: skip

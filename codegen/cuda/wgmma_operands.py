@@ -31,7 +31,7 @@ def with_one_reduction(product: ProductGroup) -> ProductGroup:
     group, _ = merge(group, (r.block, *r.inner), r.block)
     if not r.inner or group.params != product.group.params:
         return product
-    return ProductGroup(product.name, group, replace(r, inner=()), product.shares, fixed=product.fixed)
+    return ProductGroup(product.name, group, replace(r, inner=()), product.sharing, fixed=product.fixed)
 
 
 def _whole_tiles(product: ProductGroup) -> Index | None:

@@ -16,7 +16,7 @@ from typing import Any
 
 from polydyn.codegen.cuda.emit import bound_names, emit
 from polydyn.codegen.cuda.work import bounded_registers, points, vectors, window_work
-from polydyn.codegen.family import Family, Rule, build
+from polydyn.codegen.family import Family, Rule, Variant, build
 from polydyn.codegen.indices import substitute
 from polydyn.codegen.ir import (
     Alloc,
@@ -45,7 +45,7 @@ from polydyn.schedules.group.footprint import together
 from polydyn.schedules.index import ONE, ZERO, Index, IndexLike
 from polydyn.schedules.model import Group, Statement, stored
 from polydyn.schedules.proof.obligations import vectors_inside
-from polydyn.schedules.proof.proven import Proven
+from polydyn.schedules.proof.proven import Obligation
 from polydyn.schedules.tree.names import Coord, MarkName, b, extent, it
 from polydyn.schedules.tree.scheduled import Scheduled
 from polydyn.schedules.tree.windows import LANES, OUTPUTS, window
@@ -113,7 +113,7 @@ def _share(group: Group, core: Statement, across: str, tap: str, outputs: int) -
     return Fraction(len({u + step * j for u in range(outputs) for j in range(count)}), outputs * count)
 
 
-class CudaWindowKernel:
+class CudaWindowKernel(Variant):
     """Builds the kernels of a window over ``axes``: the reduction of ``group`` has its iterators in their order.
 
     ``version``: the name of the kernels; ``threads``: threads of a block; ``sides``: the axes of a thread's tile.
@@ -140,10 +140,9 @@ class CudaWindowKernel:
         """The coordinates of instances."""
         return Places(self.schedule)
 
-    @cached_property
-    def proven(self) -> Proven:
-        """The schedule with its proof."""
-        return Proven(self.schedule, vectors_inside(self.group, self.prefix, self.phases))
+    def obligations(self) -> tuple[Obligation, ...]:
+        """Loops inside the band may run as vectors."""
+        return (vectors_inside(self.group, self.prefix, self.phases),)
 
     def versions(self) -> tuple[Kernel, ...]:
         """Build the kernel with indices of both widths; return nothing if results cannot be stored as vectors."""
@@ -162,11 +161,6 @@ class CudaWindowKernel:
         kernel = Kernel(self.name, self.symbols, count.ceildiv(self.threads), version=self.version,
                         multiples=tuple(multiples), block=Block(self.threads, work=work))  # fmt: skip
         return emit(kernel, body, self.group.arrays, limits, blocks)
-
-    @property
-    def symbols(self) -> tuple[str, ...]:
-        """The kernel's parameters."""
-        return self.group.params
 
     @property
     def family(self) -> Family[Any]:
