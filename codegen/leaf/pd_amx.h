@@ -7,7 +7,16 @@
 #if defined(PD_AMX_EMULATED)
 #include "pd_amx_emulated.h"
 #else
-#include <immintrin.h>
+/* immintrin.h has the same, in 62,000 lines that every unit would parse */
+#define _tile_loadconfig(p) __asm__ volatile("ldtilecfg %0" : : "m"(*(const u8(*)[64])(p)))
+#define _tile_release() __asm__ volatile("tilerelease")
+#define _tile_zero(t) __asm__ volatile("tilezero %%tmm" #t :)
+#define _tile_loadd(t, p, s)                                                                                           \
+  __asm__ volatile("tileloadd (%0,%1,1), %%tmm" #t : : "r"((const void *)(p)), "r"((i64)(s)))
+#define _tile_stored(t, p, s)                                                                                          \
+  __asm__ volatile("tilestored %%tmm" #t ", (%0,%1,1)" : : "r"((void *)(p)), "r"((i64)(s)) : "memory")
+#define _tile_dpbf16ps(t, a, b) __asm__ volatile("tdpbf16ps %%tmm" #b ", %%tmm" #a ", %%tmm" #t :)
+#define _tile_dpbusd(t, a, b) __asm__ volatile("tdpbusd %%tmm" #b ", %%tmm" #a ", %%tmm" #t :)
 #endif
 /* the intrinsics do not say that they read memory */
 #define PD_AMX_MEMORY(p) __asm__ volatile("" : : "r"(p) : "memory")

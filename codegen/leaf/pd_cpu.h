@@ -185,14 +185,14 @@ PD_MASKED(i64, vi64)
 typedef char pd_bytes __attribute__((vector_size(16)));
 #define PD_BYTES(T, V)                                                                                                \
   PD_INLINE V vloadm_##T(const T *b, i64 i, i64 n) {                                                                   \
-    return (V)__builtin_ia32_loaddquqi128_mask((const pd_bytes *)(b + i), (pd_bytes){0}, pd_lanes(n));                 \
+    return (V)__builtin_ia32_loaddquqi128_mask((const void *)(b + i), (pd_bytes){0}, pd_lanes(n));                 \
   }                                                                                                                   \
   PD_INLINE void vstorem_##T(T *b, i64 i, V v, i64 n) {                                                                \
-    __builtin_ia32_storedquqi128_mask((pd_bytes *)(b + i), (pd_bytes)v, pd_lanes(n));                                  \
+    __builtin_ia32_storedquqi128_mask((void *)(b + i), (pd_bytes)v, pd_lanes(n));                                  \
   }                                                                                                                   \
   PD_INLINE V vloadg_##T(const T *b, i64 i, vb c) {                                                                    \
     unsigned short m = (unsigned short)__builtin_ia32_cvtd2mask512(c);                                                 \
-    return (V)__builtin_ia32_loaddquqi128_mask((const pd_bytes *)(b + i), (pd_bytes){0}, m);                           \
+    return (V)__builtin_ia32_loaddquqi128_mask((const void *)(b + i), (pd_bytes){0}, m);                           \
   }
 #else
 #define PD_BYTES(T, V)                                                                                                \
@@ -245,7 +245,7 @@ typedef char pd_twice __attribute__((vector_size(32)));
     V v = {0};                                                                                                        \
     if (s == 2) {                                                                                                     \
       u32 m = __builtin_ia32_pdep_si((u32)__builtin_ia32_cvtd2mask512(c), 0x55555555u);                                \
-      pd_twice x = (pd_twice)__builtin_ia32_loaddquqi256_mask((const pd_twice *)(b + i), (pd_twice){0}, m);            \
+      pd_twice x = (pd_twice)__builtin_ia32_loaddquqi256_mask((const void *)(b + i), (pd_twice){0}, m);            \
       V half[2];                                                                                                      \
       memcpy(half, &x, sizeof x);                                                                                     \
       const V l = {0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30};                                         \
@@ -390,10 +390,10 @@ PD_INLINE vi32 pd_min_vi32(vi32 a, vi32 b) { return vsel_i32(a < b, a, b); }
 PD_INLINE vi64 pd_max_vi64(vi64 a, vi64 b) { vi64 m = a > b; return (m & a) | (~m & b); }
 PD_INLINE vi64 pd_min_vi64(vi64 a, vi64 b) { vi64 m = a < b; return (m & a) | (~m & b); }
 #if defined(__AVX512F__) && PD_W == 16 && !defined(__clang__)
-#define PD_BYTES(V, S)                                                                                                \
+#define PD_BYTE_BOUNDS(V, S)                                                                                                \
   PD_INLINE V pd_max_##V(V a, V b) { return (V)__builtin_ia32_pmax##S##128((pd_sixteen)a, (pd_sixteen)b); }            \
   PD_INLINE V pd_min_##V(V a, V b) { return (V)__builtin_ia32_pmin##S##128((pd_sixteen)a, (pd_sixteen)b); }
-PD_BYTES(vu8, ub) PD_BYTES(vi8, sb)
+PD_BYTE_BOUNDS(vu8, ub) PD_BYTE_BOUNDS(vi8, sb)
 #else
 PD_INLINE vu8 pd_max_vu8(vu8 a, vu8 b) { vu8 m = (vu8)(a > b); return (m & a) | (~m & b); }
 PD_INLINE vu8 pd_min_vu8(vu8 a, vu8 b) { vu8 m = (vu8)(a < b); return (m & a) | (~m & b); }

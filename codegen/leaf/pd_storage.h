@@ -41,22 +41,22 @@ PD_INLINE hu16 hloads_u16(const u16 *b, i64 i, i64 s, i64 n) {
 typedef short pd_halves16 __attribute__((vector_size(32)));
 typedef short pd_halves8 __attribute__((vector_size(16)));
 PD_INLINE vu16 vloadm_u16(const u16 *b, i64 i, i64 n) {
-  return (vu16)__builtin_ia32_loaddquhi256_mask((const pd_halves16 *)(b + i), (pd_halves16){0}, pd_lanes(n));
+  return (vu16)__builtin_ia32_loaddquhi256_mask((const void *)(b + i), (pd_halves16){0}, pd_lanes(n));
 }
 PD_INLINE void vstorem_u16(u16 *b, i64 i, vu16 v, i64 n) {
-  __builtin_ia32_storedquhi256_mask((pd_halves16 *)(b + i), (pd_halves16)v, pd_lanes(n));
+  __builtin_ia32_storedquhi256_mask((void *)(b + i), (pd_halves16)v, pd_lanes(n));
 }
 PD_INLINE vu16 vloadg_u16(const u16 *b, i64 i, vb c) {
   unsigned short m = (unsigned short)__builtin_ia32_cvtd2mask512(c);
-  return (vu16)__builtin_ia32_loaddquhi256_mask((const pd_halves16 *)(b + i), (pd_halves16){0}, m);
+  return (vu16)__builtin_ia32_loaddquhi256_mask((const void *)(b + i), (pd_halves16){0}, m);
 }
 /* elements s apart, from 1 to 4, of those lanes: out of one or two whole vectors */
 PD_INLINE vu16 pd_apart_u16(const u16 *b, i64 i, i64 s, u32 lanes) {
   typedef short pd_words __attribute__((vector_size(64)));
   typedef u16 pd_places __attribute__((vector_size(64)));
   u64 m = __builtin_ia32_pdep_di(lanes, pd_every[s]);
-  pd_words low = __builtin_ia32_loaddquhi512_mask((const pd_words *)(b + i), (pd_words){0}, (u32)m), high = {0};
-  if (s > 2) high = __builtin_ia32_loaddquhi512_mask((const pd_words *)(b + i + 32), high, (u32)(m >> 32));
+  pd_words low = __builtin_ia32_loaddquhi512_mask((const void *)(b + i), (pd_words){0}, (u32)m), high = {0};
+  if (s > 2) high = __builtin_ia32_loaddquhi512_mask((const void *)(b + i + 32), high, (u32)(m >> 32));
   pd_places at;
   for (int l = 0; l < 32; ++l) at[l] = (u16)(l % 16 * s);
   pd_words x = __builtin_shuffle(low, high, (pd_words)at);
@@ -76,7 +76,7 @@ PD_INLINE vu16 vloadgs_u16(const u16 *b, i64 i, i64 s, vb c) {
 }
 PD_INLINE hu16 hloadm_u16(const u16 *b, i64 i, i64 n) {
   unsigned char m = (unsigned char)((1u << PD_MAX(PD_MIN(n, 8), 0)) - 1u);
-  return (hu16)__builtin_ia32_loaddquhi128_mask((const pd_halves8 *)(b + i), (pd_halves8){0}, m);
+  return (hu16)__builtin_ia32_loaddquhi128_mask((const void *)(b + i), (pd_halves8){0}, m);
 }
 #else
 PD_MASKED(u16, vu16)
@@ -208,7 +208,7 @@ PD_INLINE vu16 vnarrow_bf16(vf32 x) {                             /* the instruc
 #else
 PD_INLINE vu16 vnarrow_bf16(vf32 x) { return vnarrow_bits_bf16(x); }
 #endif
-#define PD_LANEWISE(T)                                                                                                \
+#define PD_WIDE_LANEWISE(T)                                                                                                \
   PD_INLINE vf32 vwide_##T(vu16 h) { vf32 v; for (int l = 0; l < PD_W; ++l) v[l] = pd_read_##T(h[l]); return v; }       \
   PD_INLINE vu16 vnarrow_##T(vf32 x) { vu16 v; for (int l = 0; l < PD_W; ++l) v[l] = pd_write_##T(x[l]); return v; }
 #define PD_HALF_LANEWISE(T)                                                                                           \
@@ -229,7 +229,7 @@ PD_INLINE vf32 vwide_f16(vu16 h) { return (vf32)__builtin_ia32_vcvtph2ps256((pd_
 PD_INLINE vu16 vnarrow_f16(vf32 x) { return (vu16)__builtin_ia32_vcvtps2ph256(x, 0); }
 PD_HALF_LANEWISE(f16)
 #else
-PD_LANEWISE(f16)
+PD_WIDE_LANEWISE(f16)
 PD_HALF_LANEWISE(f16)
 #endif
 PD_INLINE vf32 vround_f16(vf32 x) { return vwide_f16(vnarrow_f16(x)); }

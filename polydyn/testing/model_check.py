@@ -80,14 +80,14 @@ class Outcome:
 @contextmanager
 def quick_build() -> Iterator[None]:
     """Compile kernels without optimisation, and share out every launch among threads, however small."""
-    flags = tuple("-O0" if f == "-O2" else f for f in build.FLAGS)
+    none = dict.fromkeys(build.OPTIMISATION, ("-O0",))
     plan = launches.host_plan
 
     def shared(*args: Any, **more: Any) -> Any:
         made = plan(*args, **more)
         return replace(made, launches=tuple(replace(x, work=SHARED_OUT) for x in made.launches))
 
-    with mock.patch.object(build, "FLAGS", flags), mock.patch.object(compiler, "host_plan", shared):
+    with mock.patch.object(build, "OPTIMISATION", none), mock.patch.object(compiler, "host_plan", shared):
         yield
 
 
