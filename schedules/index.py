@@ -51,7 +51,13 @@ class Atom:
         return equal
 
     def __hash__(self) -> int:
-        return hash((self.kind, self.name, self.args))
+        found: int | None = self.__dict__.get("_hash")
+        if found is None:
+            found = self.__dict__["_hash"] = hash((self.kind, self.name, self.args))
+        return found
+
+    def __reduce__(self) -> tuple[type[Atom], tuple[object, ...]]:
+        return Atom, (self.kind, self.args, self.name)  # hashes of strings differ between processes
 
     def normal(self) -> Index:
         """Return the Index of the atom in normal form, with divisions and extremes decided as far as possible."""
@@ -65,27 +71,39 @@ def _key(atom: str | Atom) -> tuple[int, str]:
 
 
 class Index:
-    """A polynomial in normal form; immutable, hashable, with the arithmetic operators of ``int``."""
+    """A polynomial in normal form; immutable, hashable, with the arithmetic operators of ``int``.
+
+    Planning a model makes millions of them: the slots with an underscore are set when they are first read, symbols and
+    small numbers exist once, and an operation without effect returns its operand.
+    """
 
     __slots__ = ("_fetches", "_hash", "_str", "_symbols", "terms")
 
     terms: dict[Monomial, int]
+    _hash: int
+    _str: str
+    _symbols: frozenset[str]
+    _fetches: frozenset[Atom]
 
     def __init__(self, terms: Mapping[Monomial, int]) -> None:
         self.terms = {m: c for m, c in terms.items() if c} if 0 in terms.values() else dict(terms)
-        self._hash: int | None = None
-        self._str: str | None = None
-        self._symbols: frozenset[str] | None = None
-        self._fetches: frozenset[Atom] | None = None
+
+    def __reduce__(self) -> tuple[type[Index], tuple[object, ...]]:
+        return Index, (self.terms,)  # hashes of strings differ between processes
 
     @staticmethod
     def of(x: IndexLike) -> Index:
         """Return an Index from an int, a symbol's name or an Index."""
         if isinstance(x, Index):
             return x
-        if isinstance(x, str):
-            return Index({(x,): 1})
-        return Index({(): int(x)})
+        found = _KNOWN.get(x)
+        if found is None:
+            if isinstance(x, str):
+                return _KNOWN.setdefault(x, Index({(x,): 1}))
+            found = Index({(): int(x)})
+            if abs(x) <= MOST_KNOWN:
+                return _KNOWN.setdefault(int(x), found)
+        return found
 
     # -- reading -------------------------------------------------------------------------------------------------
 
@@ -119,15 +137,18 @@ class Index:
 
     def symbols(self) -> frozenset[str]:
         """Return all symbols, including those inside atoms."""
-        if self._symbols is None:
-            out: set[str] = set()
-            for m in self.terms:
-                for a in m:
-                    if isinstance(a, str):
-                        out.add(a)
-                    else:
-                        out.update(*(x.symbols() for x in a.args))
-            self._symbols = frozenset(out)
+        try:
+            return self._symbols
+        except AttributeError:
+            pass
+        out: set[str] = set()
+        for m in self.terms:
+            for a in m:
+                if isinstance(a, str):
+                    out.add(a)
+                else:
+                    out.update(*(x.symbols() for x in a.args))
+        self._symbols = frozenset(out)
         return self._symbols
 
     @property
@@ -137,13 +158,16 @@ class Index:
 
     def fetches(self) -> frozenset[Atom]:
         """Return all ``fetch`` atoms, nested ones included."""
-        if self._fetches is None:
-            out: set[Atom] = set()
-            for m in self.terms:
-                for a in m:
-                    if not isinstance(a, str):
-                        out.update((a,) if a.kind == "fetch" else (), *(x.fetches() for x in a.args))
-            self._fetches = frozenset(out)
+        try:
+            return self._fetches
+        except AttributeError:
+            pass
+        out: set[Atom] = set()
+        for m in self.terms:
+            for a in m:
+                if not isinstance(a, str):
+                    out.update((a,) if a.kind == "fetch" else (), *(x.fetches() for x in a.args))
+        self._fetches = frozenset(out)
         return self._fetches
 
     def split(self, symbol: str) -> tuple[Index, Index]:
@@ -164,31 +188,30 @@ class Index:
     # -- arithmetic ----------------------------------------------------------------------------------------------
 
     def __add__(self, other: IndexLike) -> Index:
-        o = Index.of(other)
-        r = dict(self.terms)
-        for m, v in o.terms.items():
-            r[m] = r.get(m, 0) + v
-        return Index(r)
+        o = other if isinstance(other, Index) else Index.of(other)
+        if not self.terms:
+            return o
+        return _sum(self, o.terms, 1) if o.terms else self
 
     __radd__ = __add__
 
     def __neg__(self) -> Index:
-        return Index({m: -v for m, v in self.terms.items()})
+        return _index({m: -v for m, v in self.terms.items()})
 
     def __sub__(self, other: IndexLike) -> Index:
-        return self + (-Index.of(other))
+        o = other if isinstance(other, Index) else Index.of(other)
+        return _sum(self, o.terms, -1) if o.terms else self
 
     def __rsub__(self, other: IndexLike) -> Index:
         return Index.of(other) - self
 
     def __mul__(self, other: IndexLike) -> Index:
-        o = Index.of(other)
-        c = o.constant
+        o = other if isinstance(other, Index) else Index.of(other)
+        x, c = self, o.constant
+        if c is None:
+            x, c = o, self.constant
         if c is not None:
-            return self if c == 1 else Index({m: v * c for m, v in self.terms.items()})
-        c = self.constant
-        if c is not None:
-            return o if c == 1 else Index({m: v * c for m, v in o.terms.items()})
+            return x if c == 1 else _index({m: v * c for m, v in x.terms.items()}) if c else ZERO
         r: dict[Monomial, int] = {}
         for m, v in self.terms.items():
             for n, w in o.terms.items():
@@ -301,14 +324,20 @@ class Index:
         return isinstance(other, Index) and self.terms == other.terms
 
     def __hash__(self) -> int:
-        if self._hash is None:
-            c = self.constant
-            self._hash = hash(c) if c is not None else hash(frozenset(self.terms.items()))
+        try:
+            return self._hash
+        except AttributeError:
+            pass
+        c = self.constant
+        self._hash = hash(c) if c is not None else hash(frozenset(self.terms.items()))
         return self._hash
 
     def __str__(self) -> str:
-        if self._str is None:
-            self._str = _print(self)
+        try:
+            return self._str
+        except AttributeError:
+            pass
+        self._str = _print(self)
         return self._str
 
     def __repr__(self) -> str:
@@ -316,6 +345,25 @@ class Index:
 
     def __bool__(self) -> bool:
         raise TypeError(f"the truth of {self} is not decided; compare with a constant or use the ShapeContext")
+
+
+def _index(terms: dict[Monomial, int]) -> Index:
+    """Return the Index of terms without zeros, which belong to it from now on."""
+    new = Index.__new__(Index)
+    new.terms = terms
+    return new
+
+
+def _sum(x: Index, terms: Mapping[Monomial, int], sign: int) -> Index:
+    """Return ``x`` plus ``sign`` times other terms."""
+    out = x.terms.copy()
+    for m, v in terms.items():
+        total = out.get(m, 0) + sign * v
+        if total:
+            out[m] = total
+        else:
+            del out[m]
+    return _index(out)
 
 
 def _print(p: Index) -> str:
@@ -341,6 +389,9 @@ def _evaluate_atom(a: Atom, args: tuple[int, ...], fetch: Callable[[str, tuple[i
     return min(args) if a.kind == "min" else max(args)
 
 
+MOST_KNOWN = 1 << 12
+"""Largest number that exists once as an Index."""
+_KNOWN: dict[str | int, Index] = {}
 ZERO = Index({})
 ONE = Index({(): 1})
 

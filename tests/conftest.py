@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from zlib import crc32
@@ -16,6 +17,7 @@ from hypothesis import HealthCheck, settings
 from polydyn import extend
 from polydyn.build.cache import cache_dir
 from polydyn.errors import BuildError
+from tests.support.rare import rare_cases
 
 GOLDEN = Path(__file__).parent / "golden"
 
@@ -60,8 +62,22 @@ SLOW_FOLDERS = ("models", "cuda", "benchmarks", "cli", "kernels", "program")
 """Folders of slow tests, which begin first, so that no process waits at the end for the last slow test of another."""
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Sort slow tests first, otherwise keep the order of the files."""
+@pytest.hookimpl(tryfirst=True)  # before slow tests are deselected
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Mark the cases of tests/rare_cases.txt as slow. Sort slow tests first, otherwise keep the order of the files.
+
+    pytest.UsageError: the table names a case that a collected file does not have.
+    """
+    rare = rare_cases()
+    names = defaultdict(set)
+    for item in items:
+        file, _, _ = item.nodeid.partition("::")
+        names[file].add(item.nodeid)
+        if item.nodeid in rare.get(file, ()):
+            item.add_marker(pytest.mark.slow)
+    missing = sorted(case for file in names for case in rare.get(file, frozenset()) - names[file])
+    if missing and not any("::" in argument for argument in config.args):  # then files are collected whole
+        raise pytest.UsageError(f"tests/rare_cases.txt names cases that do not exist: {missing}")
     folders = [item.path.relative_to(Path(__file__).parent).parts[0] for item in items]
     order = {f: k for k, f in enumerate(SLOW_FOLDERS)}
     position = {id(item): order.get(f, len(order)) for item, f in zip(items, folders, strict=True)}

@@ -33,13 +33,18 @@ def part_name(graph: Graph, concat: str, part: int) -> str:
 
 
 def find_appends(graph: Graph) -> tuple[Append, ...]:
-    """Return the appendable pairs of a graph."""
-    return tuple(
+    """Return the appendable pairs of a graph.
+
+    An input that is appended to along two axes is a view along the first of them only.
+    """
+    pairs = [
         Append(n.output, n.parts[0], n.axis, part_name(graph, n.output, 0))
         for n in graph.nodes
         if isinstance(n, Concat) and n.output in graph.outputs
         if n.parts[0] in graph.inputs and n.parts[0] not in graph.outputs
-    )
+    ]
+    first = {a.input: min(b.axis for b in pairs if b.input == a.input) for a in pairs}
+    return tuple(a for a in pairs if a.axis == first[a.input])
 
 
 def stride_symbol(tensor: str, axis: int) -> str:

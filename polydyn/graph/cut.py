@@ -190,13 +190,15 @@ def _part(
     used -= {s for s in used if s[:1] in "dr" and s[1:].isdigit()}
     own = [g for g in graph.guards if g in guards or g.left.symbols() | g.right.symbols() <= used]
     used |= {s for g in own for s in g.left.symbols() | g.right.symbols()}
+    promises = tuple(g for g in graph.promises if g.left.symbols() | g.right.symbols() <= used)
     sources, sizes = _sources(graph, inputs, used)
     tensors |= {x: Tensor(x, "uint8", (Dim.of(s),)) for x, s in sizes.items()}
     part = replace(
         graph, name=f"{graph.name} part {level}", inputs=(*inputs, *sizes),
         outputs=tuple(n.output for n in nodes if n.output in later), tensors=tensors,
         constants={x: a for x, a in graph.constants.items() if x in read}, nodes=tuple(nodes), sources=sources,
-        guards=tuple(own), guessed=(), bounds=tuple(bounds), steps=(), notes=graph.notes if not level else (),
+        guards=tuple(own), promises=promises, guessed=(), bounds=tuple(bounds), steps=(),
+        notes=graph.notes if not level else (),
     )  # fmt: skip
     return Part(part, sizes)
 

@@ -170,8 +170,9 @@ class Graph:
     """Nodes in topological order over named tensors.
 
     ``inputs``/``outputs``: tensor names in the model's order. ``constants``: arrays by tensor name. ``sources``: the
-    source of each symbol (exactly one each). ``guards``: assumed facts that every call checks. ``bounds``: tensors
-    whose elements are used as subscripts. ``steps``: work of the host in between. A graph with steps is cut into parts
+    source of each symbol (exactly one each). ``guards``: assumed facts that every call checks. ``promises``: facts that
+    hold by construction, such as that a slice ends inside its tensor. ``bounds``: tensors whose elements are used as
+    subscripts. ``steps``: work of the host in between. A graph with steps is cut into parts
     without steps (``graph/cut.py``) before any other stage. ``guessed``: pairs of sizes that are assumed equal although
     one of them might be 1.
     """
@@ -184,6 +185,7 @@ class Graph:
     nodes: tuple[Node, ...]
     sources: tuple[SymbolSource, ...] = ()
     guards: tuple[Guard, ...] = ()
+    promises: tuple[Guard, ...] = ()
     notes: tuple[str, ...] = field(default=())
     bounds: tuple[IndexBound, ...] = ()
     steps: tuple[HostStep, ...] = ()
@@ -196,6 +198,11 @@ class Graph:
     """Conversions by the host before and after a call (``graph/texts.py``): JSON data."""
     optional: Mapping[str, tuple[tuple[int | str | None, ...], Array]] = field(default_factory=dict)
     """Initializers that are inputs too: their declared axes, and their values."""
+
+    @property
+    def known(self) -> tuple[Guard, ...]:
+        """All facts about sizes."""
+        return (*self.guards, *self.promises)
 
     def producer(self) -> dict[str, Node]:
         """Map each tensor name to the node that computes it."""

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
+from random import Random
 
 from polydyn.errors import PolydynError, failed_plan
-from polydyn.graph.ir import Compute, Concat, Graph, Node, dim_name, reduction_name
+from polydyn.graph.ir import Compute, Concat, Graph, Guard, Node, dim_name, reduction_name
 from polydyn.schedules.expr import OPS, REDUCTIONS, FromIndex, Op, indices, loads, symbols_of, walk
 from polydyn.schedules.index import Index
+
+DRAWS, TRIED = 2000, 130
+"""Draws of sizes, and their bound, in the search for a call for which two sizes differ."""
 
 
 def free_symbols(node: Node) -> frozenset[str]:
@@ -135,12 +140,34 @@ def _verify_op(v: Op, n: Compute) -> None:
         raise _bug(f"{v.name} gives {expected[info.result]}, not {v.dtype}", n, n.output)
 
 
+def _differ(graph: Graph, a: Index, b: Index) -> bool:
+    """Return whether two sizes differ in a call that every guard allows: sizes up to ``TRIED`` are drawn."""
+    if a == b or any(g.relation == "==" and {g.left, g.right} == {a, b} for g in graph.guards):
+        return False
+    guards = [g for g in graph.known if not (g.left.fetches() or g.right.fetches())]
+    symbols = sorted({s for i in (a, b, *(x for g in guards for x in (g.left, g.right))) for s in i.symbols()})
+    equal = {str(g.left): g.right for g in guards if g.relation == "==" and g.left.is_symbol}
+    draw = Random(0)
+    for _ in range(DRAWS):
+        env = {s: draw.randrange(TRIED) for s in symbols}
+        with suppress(KeyError):
+            env |= {s: i.evaluate(env) for s, i in equal.items()}
+        if all(_holds(g, env) for g in guards) and a.evaluate(env) != b.evaluate(env):
+            return True
+    return False
+
+
+def _holds(g: Guard, env: Mapping[str, int]) -> bool:
+    left, right = g.left.evaluate(env), g.right.evaluate(env)
+    if g.relation == "%==":
+        return right != 0 and left % right == 0
+    return left == right if g.relation == "==" else left <= right
+
+
 def _verify_concat(graph: Graph, n: Concat) -> None:
     out = graph.tensors[n.output]
-    guarded = {frozenset((g.left, g.right)) for g in graph.guards if g.relation == "=="}
     for p in n.parts:
         t = graph.tensors[p]
         pairs = [p for i, p in enumerate(zip(t.shape, out.shape, strict=False)) if i != n.axis]
-        same = all(a == b or frozenset((a, b)) in guarded for a, b in pairs)
-        if t.dtype != out.dtype or len(t.shape) != len(out.shape) or not same:
+        if t.dtype != out.dtype or len(t.shape) != len(out.shape) or any(_differ(graph, a, b) for a, b in pairs):
             raise _bug(f"a part {t.dtype}{list(t.shape)} of {out.dtype}{list(out.shape)}", n, p)

@@ -71,6 +71,7 @@ class ShapeContext(DimFacts):
         self._divisible: list[Periodic] = []
         self._asked: dict[str, list[tuple[Periodic, Remainders]]] = {}
         self._guards: dict[tuple[Index, str, Index], Assumed] = {}
+        self._promised: list[Assumed] = []
 
     # -- symbols -------------------------------------------------------------------------------------------------
 
@@ -100,6 +101,7 @@ class ShapeContext(DimFacts):
         """Learn ``a <= b``, which holds by construction and needs no guard."""
         p, q = self.canonical(a), self.canonical(b)
         if not self.nonnegative(q - p):
+            self._promised.append(Assumed(p, "<=", q, reason))
             self._learn_at_most(p, q, reason)
 
     def check_dims(self) -> None:
@@ -290,6 +292,10 @@ class ShapeContext(DimFacts):
         first = next((k for k, g in enumerate(ordered) if g.relation == "<="), len(ordered))
         order = sorted(ordered[first:], key=lambda g: g.relation != "%==" or g.right.constant is None)
         return (*ordered[:first], *order)
+
+    def promises(self) -> tuple[Assumed, ...]:
+        """Return what ``assume_at_most`` learned, over today's sizes."""
+        return tuple(replace(g, left=self.canonical(g.left), right=self.canonical(g.right)) for g in self._promised)
 
     def multiple_of(self, symbol: str) -> int | None:
         """Return the smallest number whose multiples satisfy all assumptions about a symbol's remainders, or None."""

@@ -30,10 +30,11 @@ def check_loads(
     """Check that every load of the tensors in ``shapes`` stays inside its shape, for all sizes (0 included).
 
     ``iterators``: (name, extent); ``facts``: (left, ``==``, ``<=`` or ``%==``, right) over sizes. Return the tensors
-    for which isl cannot express the check (products of sizes, subscripts from data). LegalityError names the load and
-    an instance.
+    for which isl cannot express the check (products of sizes, subscripts from data, facts of another form).
+    LegalityError names the load and an instance.
     """
-    known = [c for c in (_fact(*x) for x in facts) if _is_piecewise(c.expr)]
+    every = [_fact(*x) for x in facts]
+    known = [c for c in every if _is_piecewise(c.expr)]
     exprs = [*(i for x in shapes.values() for i in x), *(e for _, e in iterators), *(c.expr for c in known)]
     names = tuple(n for n, _ in iterators)
     used = symbols_of(value).union(*(e.symbols() for e in exprs))
@@ -42,7 +43,8 @@ def check_loads(
     known += [c for n, e in iterators for c in (between(0, n, e) if _is_piecewise(e) else between(0, n, 0)[:1])]
     sizes = [at_least(p, 0) for p in params]
     inside = reduce(isl.Set.intersect, map(f.holds, known), f.where(sizes))
-    start = _Reached(inside, all(_is_piecewise(e) for _, e in iterators))
+    unsaid = [c for c in every if not _is_piecewise(c.expr) and c.expr.symbols() & used]
+    start = _Reached(inside, not unsaid and all(_is_piecewise(e) for _, e in iterators))
     unproven = []
     for x, reached in _reached(f, value, start):
         if x.buffer not in shapes:

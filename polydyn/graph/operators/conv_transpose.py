@@ -31,7 +31,7 @@ from polydyn.graph.operators.common import (
 from polydyn.graph.operators.registry import Context, ExpandContext, InferContext, Inferred, OnnxNode, operator
 from polydyn.graph.operators.windows import moves
 from polydyn.schedules.expr import Value, op
-from polydyn.schedules.index import ONE, ZERO, Index
+from polydyn.schedules.index import ZERO, Index
 
 
 @dataclass(frozen=True)
@@ -141,7 +141,6 @@ def infer(node: OnnxNode, ctx: InferContext) -> tuple[Inferred, ...]:
         ctx.unify(ctx.tensor(bias).shape[0], channels, f"ConvTranspose {node.name} has one {bias} per output channel")
     axes = _spreads(node, ctx)
     for number, a in enumerate(axes, 2):
-        ctx.at_most(ONE, a.size, f"axis {number} of {node.inputs[0]} is {a.size}: it must have an element")
         why = f"axis {number} of the output of {node.name} has no negative size"
         ctx.at_most(Index.of(a.before), a.output + a.before, why)
         why = f"{node.name}: the input reaches every position of output_shape along axis {number}"
