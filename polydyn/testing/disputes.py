@@ -8,6 +8,8 @@ opinion; ``open_question`` lists them, and docs/operators.md describes polydyn's
 
 from __future__ import annotations
 
+import re
+
 import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
@@ -125,6 +127,21 @@ def open_question(node: onnx.NodeProto, arrays: Arrays) -> bool:
         window = given["kernel_shape"]
         strides, steps = given.get("strides", [1] * len(window)), given.get("dilations", [1] * len(window))
         return any(d > 1 or t < s for t, s, d in zip(window, strides, steps, strict=True))  # pads below 0
+    return False
+
+
+def stretches(model: onnx.ModelProto, arrays: Arrays, message: str) -> bool:
+    """Return whether a call is rejected because an axis of size 1 meets a longer one, of sizes that else are equal.
+
+    ``message``: polydyn's error, a guard of a broadcast. ``arrays``: ONNX Runtime's results, without constants.
+    docs/ROADMAP.md 9 has this limit.
+    """
+    for operator, axis in re.findall(r"(\w+) \S+ broadcasts axis (\d+)", message):
+        for n in model.graph.node:  # of several guards on a size the strictest gives the message
+            shapes = [arrays[x].shape for x in n.input if x in arrays and n.op_type == operator]
+            sizes = {s[int(axis)] for s in shapes if len(s) > int(axis)}
+            if len(sizes) > 1 and 1 in sizes:
+                return True
     return False
 
 

@@ -32,7 +32,7 @@ from polydyn.testing.authorities import (
     nudged,
     second_opinion,
 )
-from polydyn.testing.disputes import disputed_node, goes_beyond
+from polydyn.testing.disputes import disputed_node, goes_beyond, stretches
 
 Call = tuple[Mapping[str, int], Arrays]
 REFUSALS = (UnsupportedError, ShapeError)
@@ -162,8 +162,8 @@ class Check:
                 try:
                     got = stage.run(feeds)
                 except InputError as e:
-                    refused += self._may_refuse(k)
                     message = str(e)
+                    refused += self._may_refuse(k, message)
                     continue
                 except PolydynError as e:  # a subscript that the authority accepts
                     self.record_finding("error", stage.name, f"{type(e).__name__}: {e}", k)
@@ -208,7 +208,7 @@ class Check:
             try:
                 first = one.run(dict(feeds))
             except InputError as e:
-                refused, message = refused + self._may_refuse(k), str(e)
+                refused, message = refused + self._may_refuse(k, str(e)), str(e)
                 want = self.expected[k]
                 self.out.counts["calls refused" if want is not None else "calls both refuse"] += 1
                 continue
@@ -227,12 +227,17 @@ class Check:
         if refused and refused == sum(e is not None for e in self.expected):
             self.record_finding("refuses", "program", message)
 
-    def _may_refuse(self, call: int) -> int:
+    def _may_refuse(self, call: int, message: str) -> int:
         """Return 1 if a rejected call is legal and an authority runs it, else 0."""
-        if self.expected[call] is not None and goes_beyond(self.model, everything(self.model, self.calls[call][1])):
-            self.out.counts["calls beyond ONNX"] += 1
+        if self.expected[call] is None:
+            return 0
+        arrays = everything(self.model, self.calls[call][1])
+        why = "calls beyond ONNX" if goes_beyond(self.model, arrays) else ""
+        why = why or "calls that stretch an axis of size 1" * stretches(self.model, arrays, message)
+        if why:
+            self.out.counts[why] += 1
             self.expected[call] = None
-        return int(self.expected[call] is not None)
+        return int(not why)
 
     # -- comparing ---------------------------------------------------------------------------------------------------
 

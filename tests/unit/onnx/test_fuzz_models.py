@@ -23,7 +23,7 @@ from polydyn.schedules.index import Index
 from polydyn.testing import after_passes
 from polydyn.testing.after_passes import evaluate_plan
 from polydyn.testing.authorities import Array, Refused, Runtime, difference, second_opinion
-from polydyn.testing.disputes import disputed_node, goes_beyond, open_question
+from polydyn.testing.disputes import disputed_node, goes_beyond, open_question, stretches
 from polydyn.testing.drafts import STRANGE
 from polydyn.testing.fuzz_models import minimised, run_seed
 from polydyn.testing.model_check import Check, Depth, everything, overflows
@@ -278,6 +278,15 @@ def test_the_node_that_is_disputed_is_named(nodes: list[onnx.NodeProto], x: Arra
 def test_what_onnx_leaves_open(node: onnx.NodeProto, values: dict[str, Any], is_open: bool) -> None:
     known = {"x": np.ones((1, 1, 2, 2), np.float32), "g": np.zeros(1), **{n: np.asarray(v) for n, v in values.items()}}
     assert open_question(node, known) == is_open
+
+
+def test_a_rejected_call_that_stretches_an_axis_is_known_by_its_sizes() -> None:
+    """The guard that both sizes are equal rejects a call in which one is 1 and ONNX Runtime broadcasts it."""
+    graph = helper.make_graph([helper.make_node("Add", ["x", "z"], ["y"], name="sum")], "g", [], [])
+    made, message = helper.make_model(graph), "Add sum broadcasts axis 1"
+    for x, z, found in (((3, 1), (3, 2), True), ((3, 2), (3, 2), False), ((1, 2), (3, 2), False)):
+        assert stretches(made, {"x": np.zeros(x), "z": np.zeros(z)}, message) == found
+    assert not stretches(made, {"x": np.zeros((3, 1)), "z": np.zeros((3, 2))}, "Mul sum broadcasts axis 1")
 
 
 def test_answers_are_compared_by_type() -> None:
