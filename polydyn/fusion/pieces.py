@@ -44,7 +44,7 @@ def _pieces(graph: Graph, n: Concat, makers: Mapping[str, Node]) -> list[Compute
     small = all(m.is_map and len(m.inputs) == 1 and value_size(m.body) <= MOST_SIZE for m in parts)
     known = all(graph.tensors[x].shape[n.axis].constant is not None for x in n.parts)
     part_outputs = set(n.parts) & set(graph.outputs)
-    one_base = len({_base(m.inputs[0], makers) for m in parts}) == 1
+    one_base = len({_base(x, makers) for m in parts for x in m.inputs}) == 1
     return parts if small and known and not part_outputs and one_base else None
 
 

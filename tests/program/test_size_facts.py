@@ -11,6 +11,7 @@ import onnx
 import onnx.parser
 import onnxruntime
 import pytest
+from onnx import TensorProto, helper
 
 import polydyn
 from polydyn.errors import PolydynError
@@ -77,6 +78,13 @@ def test_related_sizes_compile_and_are_right(model: onnx.ModelProto, feeds: Arra
         np.testing.assert_allclose(a, b, 1e-5, 1e-5, err_msg=name)
 
 
+def test_a_part_of_a_concatenation_may_read_nothing() -> None:
+    """The halves of a rotation are one map. A part that follows from its position alone is no such half."""
+    nodes = "e = EyeLike (x) n = Neg (x) c = Concat <axis = 1> (n, e) y = Relu (c)"
+    got = polydyn.compile(parsed("float[A, 3] x", "float[A, 6] y", nodes)).run({"x": -np.ones((2, 3), np.float32)})
+    np.testing.assert_array_equal(got["y"], np.concatenate([np.ones((2, 3)), np.eye(2, 3)], axis=1))
+
+
 def test_an_input_that_is_appended_to_along_two_axes_is_a_view_along_the_first() -> None:
     assert [(a.output, a.axis) for a in find_appends(import_model(TWO_AXES))] == [("z", 1)]
 
@@ -100,3 +108,24 @@ def test_a_transposed_convolution_of_no_pixels_is_its_bias(kernel: int, stride: 
     bias = floats(3)
     got = program.run({"x": floats(2, 2, 0), "w": floats(2, 3, kernel), "b": bias})["y"]
     np.testing.assert_array_equal(got, np.broadcast_to(bias[:, None], (2, 3, kernel - stride)))
+
+
+@pytest.mark.parametrize(
+    ("kernel", "strides", "dilations"),
+    [((3, 3), (2, 2), (1, 1)), ((1, 2), (2, 3), (1, 1)), ((3, 2), (2, 2), (2, 1)), ((2, 4), (3, 4), (2, 6))],
+)
+def test_an_infinite_element_changes_only_what_reads_it(
+    kernel: tuple[int, int], strides: tuple[int, int], dilations: tuple[int, int]
+) -> None:
+    """Missing taps of a transposed convolution are no products with 0."""
+    made = helper.make_graph(
+        [helper.make_node("ConvTranspose", ["x", "w"], ["y"], strides=strides, dilations=dilations)], "g",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["N", 2, "H", "W"])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["N", 3, "P", "Q"])],
+        [onnx.numpy_helper.from_array(floats(2, 3, *kernel), "w")],
+    )  # fmt: skip
+    model = helper.make_model(made, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    x = floats(2, 2, 3, 4)
+    x.ravel()[[1, 8, 20]] = np.inf, np.nan, -np.inf
+    (want,) = onnxruntime.InferenceSession(model.SerializeToString()).run(None, {"x": x})
+    np.testing.assert_allclose(polydyn.compile(model).run({"x": x})["y"], want, 1e-4, 1e-5)

@@ -2,10 +2,15 @@
 
 With ``y + before = stride * q + r``, the taps that reach output ``y`` are ``k = r + stride * t``, and the element is
 ``q - t``. For a fixed ``r``, a *phase*, this is an ordinary convolution with every ``stride``-th tap. It has no
-products with the zeros that the textbook form inserts between the input's elements. Phases of the last axis are columns
-of one product, next to the channels, so that neighbours in an output row are adjacent in the sums. Phases of other axes
-are separate products over the same rows. Without strides there is one phase and no interleaving. Taps of a strided axis
-that are ``dilation`` apart become a longer kernel with zeros among its taps.
+products with the zeros that the textbook form inserts between the input's elements. Phases of the last axis with
+equally many taps are columns of one product, next to the channels, so that neighbours in an output row are adjacent in
+the sums. Phases of other axes are separate products over the same rows. Without strides there is one phase and no
+interleaving.
+
+No tap is filled up with zeros: an infinite element would make NaN of outputs that do not read it. If taps are
+``dilation`` apart, let ``g = gcd(dilation, stride)``. A phase that ``g`` does not divide has no taps. The taps of the
+others are ``stride / g`` apart, and their elements ``dilation / g``. The first tap is ``k0``, with
+``k0 * dilation = r`` modulo ``stride``.
 """
 
 from __future__ import annotations
@@ -13,6 +18,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
+from math import gcd
 
 from polydyn.errors import ModelError
 from polydyn.graph.ir import Dim
@@ -31,7 +37,7 @@ from polydyn.graph.operators.common import (
 from polydyn.graph.operators.registry import Context, ExpandContext, InferContext, Inferred, OnnxNode, operator
 from polydyn.graph.operators.windows import moves
 from polydyn.schedules.expr import Value, op
-from polydyn.schedules.index import ZERO, Index
+from polydyn.schedules.index import ZERO, Index, maximum
 
 
 @dataclass(frozen=True)
@@ -54,28 +60,34 @@ class Spread:
     shift: Dim = ZERO
 
     @property
-    def reach(self) -> Dim:
-        """Number of positions over which one element is spread."""
-        return (self.kernel - 1) * self.dilation + 1
+    def common(self) -> int:
+        """The greatest common divisor of stride and dilation."""
+        return gcd(self.stride, self.dilation)
+
+    @property
+    def first_tap(self) -> int:
+        """The first tap of the first phase."""
+        step = self.stride // self.common
+        return self.phases[0] // self.common * pow(self.dilation // self.common, -1, step) % step
 
     @property
     def taps(self) -> Dim:
-        """Maximum number of taps that reach one output position: the taps of the first phase."""
-        return self.kernel if self.stride == 1 else (self.reach - self.phases[0]).ceildiv(self.stride)
+        """The number of taps of each phase."""
+        if self.phases[0] % self.common:
+            return ZERO
+        return maximum(0, (self.kernel - self.first_tap).ceildiv(self.stride // self.common))
 
     def alike(self) -> tuple[Spread, ...]:
-        """Split the axis into ranges of phases with equal numbers of taps. The first phases have one more if there is a
-        remainder.
-        """
-        reach = self.reach.constant or 0
-        more = reach % self.stride if reach > self.stride else 0
-        ends = [0, *([more] if more else []), self.stride]
+        """Split the axis into ranges of phases with equal numbers of taps, that begin at adjacent taps."""
+        kernel, ends = self.kernel.constant, list(range(self.stride + 1))
+        if kernel is not None and self.dilation == 1:
+            ends = sorted({0, kernel % self.stride, self.stride})
         return tuple(replace(self, phases=(a, b - a)) for a, b in pairwise(ends))
 
     @property
     def step(self) -> int:
-        """Distance of these taps, in elements."""
-        return self.dilation if self.stride == 1 else 1
+        """Distance of the elements of adjacent taps of a phase."""
+        return self.dilation // self.common
 
     @property
     def start(self) -> int:
@@ -93,7 +105,8 @@ class Spread:
         zeros.
         """
         room = (self.taps - 1) * self.step
-        return room - self.before // self.stride, self.blocks + room
+        behind = (self.first_tap * self.dilation - self.phases[0]) // self.stride
+        return room + (behind - self.before // self.stride), self.blocks + room
 
 
 def _spreads(node: OnnxNode, ctx: Context) -> tuple[Spread, ...]:
@@ -184,11 +197,12 @@ def _phases(node: OnnxNode, ctx: ExpandContext, axes: Sequence[Spread]) -> tuple
 
 
 def _joined(node: OnnxNode, ctx: ExpandContext, axes: tuple[Spread, ...], first: int) -> str:
-    """Join ``_some_phases`` over the ranges of equally many taps, from axis ``first`` on, except for the last axis."""
-    if first == len(axes) - 1:
+    """Join ``_some_phases`` over the ranges of equally many taps, from axis ``first`` on."""
+    if first == len(axes):
         return _some_phases(node, ctx, axes)
     parts = [_joined(node, ctx, (*axes[:first], a, *axes[first + 1 :]), first + 1) for a in axes[first].alike()]
-    return ctx.concat(tuple(parts), 1 + first + (_groups(node, ctx)[0] > 1)) if len(parts) > 1 else parts[0]
+    axis = first if first < len(axes) - 1 else 2 * len(axes) - 1
+    return ctx.concat(tuple(parts), 1 + axis + (_groups(node, ctx)[0] > 1)) if len(parts) > 1 else parts[0]
 
 
 def _some_phases(node: OnnxNode, ctx: ExpandContext, axes: Sequence[Spread]) -> str:
@@ -199,7 +213,7 @@ def _some_phases(node: OnnxNode, ctx: ExpandContext, axes: Sequence[Spread]) -> 
     lead = len(axes) - 1
     several = (Index.of(groups),) * (groups > 1)
     counts = (Index.of(a.phases[1]) for a in axes[:-1])
-    shape = (*several, *counts, *(a.blocks for a in axes), outputs * axes[-1].stride)
+    shape = (*several, *counts, *(a.blocks for a in axes), outputs * axes[-1].phases[1])
     return _sums(node, ctx, axes, shape, (group, rest[:lead], rest[lead:], column))
 
 
@@ -214,6 +228,10 @@ def _sums(
 ) -> str:  # fmt: skip
     """Return a tensor [N, shape] of sums of products. ``element``: its group, phases, blocks and column."""
     group, phases, blocks, column = element
+    if any(a.taps == 0 for a in axes):
+        given_x = ctx.tensor(node.inputs[0])
+        none = like(0, wide(at(ctx, given_x.name, (ZERO,) * len(given_x.shape))))
+        return ctx.compute((given_x.shape[0], *shape), none)
     x, weight = _with_room(node, ctx, axes), ctx.tensor(node.inputs[1])
     inputs = weight.shape[0] // node.attribute("group", 1)
     sums = ReductionIndices()
@@ -241,22 +259,18 @@ def _with_room(node: OnnxNode, ctx: ExpandContext, axes: Sequence[Spread]) -> st
 
 
 def _kernel_of_phases(ctx: ExpandContext, axes: Sequence[Spread], name: str) -> str:
-    """Return the weight as [c, r.., t.., (r_last, o)]: the last tap of every phase first, zeros for missing taps."""
+    """Return the weight as [c, r.., t.., (r_last, o)]: the last tap of every phase first."""
     channels, outputs, *_ = ctx.tensor(name).shape
     lead = len(axes) - 1
     c, *rest, column = iterators(1 + 2 * len(axes))
-    phases = [*(r + a.phases[0] for a, r in zip(axes[:-1], rest, strict=False)), column // outputs]
-    source, inside = list[Index](), list[Value]()
-    for a, r, t in zip(axes, phases, rest[lead:], strict=True):
-        k = r + (a.taps - 1 - t) * a.stride
-        if a.stride > 1:
-            inside += [in_range(k % a.dilation, 1)] if a.dilation > 1 else []
-            k = k // a.dilation
-            inside += [] if a.taps * a.stride == a.kernel else [in_range(k, a.kernel)]
-        source.append(k)
-    element = at(ctx, name, (c, column % outputs, *source))
-    shape = (channels, *(Index.of(a.phases[1]) for a in axes[:-1]), *(a.taps for a in axes), outputs * axes[-1].stride)
-    return _where(ctx, shape, all_of(inside), element)
+    phases = [*rest[:lead], column // outputs]
+    source = [
+        a.first_tap + r + (a.taps - 1 - t) * (a.stride // a.common)
+        for a, r, t in zip(axes, phases, rest[lead:], strict=True)
+    ]
+    counts = (Index.of(a.phases[1]) for a in axes[:-1])
+    shape = (channels, *counts, *(a.taps for a in axes), outputs * axes[-1].phases[1])
+    return ctx.compute(shape, at(ctx, name, (c, column % outputs, *source)))
 
 
 def _where(ctx: ExpandContext, shape: tuple[Dim, ...], inside: Value | None, element: Value) -> str:
