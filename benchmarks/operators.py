@@ -57,7 +57,7 @@ ONNX's reference evaluator and ONNX Runtime disagree in these cases:
 | Pow of the integer 0 to a negative integer | an error | the least integer | 0 |
 | GlobalMaxPool of -inf alone, or with NaN | -inf, NaN | the lowest number, without the NaN | as ONNX's reference |
 | Pow of integers, a result beyond 2^53 | exact | rounded by way of float64 | exact |
-| PRelu up to opset 6, a slope for each channel, an axis of size 1 | no answer | broadcasts the slope along the last axis | along the channels |
+| PRelu up to opset 6, slopes of channels | no answer | along the last axis if that has size 1 | along channels |
 | MeanVarianceNormalization below rank 4, default axes | an error | leaves out axes past the rank | as ONNX Runtime |
 | Cast of a float to an integer that cannot hold it | low bits | differs by lane | low bits (of int32 for 8 and 16) |
 

@@ -31,7 +31,7 @@ from polydyn.codegen.passes.bind import bind, fold
 from polydyn.codegen.passes.threads import assign, unrolled
 from polydyn.codegen.passes.tiles import task_count
 from polydyn.codegen.pipeline import Step, loops, run
-from polydyn.codegen.sharing import WHOLE, Sharing
+from polydyn.codegen.sharing import UNSHARED, Sharing
 from polydyn.schedules.index import Index, IndexLike
 from polydyn.schedules.model import Array, Group
 from polydyn.schedules.proof.proven import Obligation, Proven
@@ -61,7 +61,7 @@ class Variant:
     @cached_property
     def sharing(self) -> Sharing:
         """How tasks share a reduction."""
-        return WHOLE
+        return UNSHARED
 
     @property
     def symbols(self) -> tuple[str, ...]:

@@ -5,9 +5,8 @@
     Counted      slices are blocks; the last block to arrive adds their sums (``codegen.cuda.sharing``)
     Cluster      slices are blocks of a cluster, which read each other's sums (``codegen.cuda.sharing``)
 
-What differs among them is here and in ``codegen.cuda.sharing``: the buffers besides those of the group, the launch,
-the coordinates, the step after a block's last sum, the way to another block's sums, and the work. Sums are always added
-in the order of the slices, so equal inputs give equal bits.
+The value has the additional buffers, the launch, what a block does after it has stored its sums, and the work. Sums are
+always added in the order of the slices, so equal inputs give equal bits.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ V = Index.of
 class Sharing:
     """A task computes whole sums. ``parts``: the number of blocks that share a task.
 
-    ``buffers``: the buffers besides those of the group. ``cluster``: whether the blocks of a task are a cluster.
+    ``buffers``: additional buffers of the kernel. ``cluster``: whether the blocks of a task are a cluster.
     """
 
     parts: int = 1
@@ -53,7 +52,7 @@ class Sharing:
         return {}
 
     def meet(self) -> Body:
-        """Return what a block does once its sums are stored, before others read them."""
+        """Return the synchronisation after a block has stored its sums."""
         return ()
 
     def finish(self, body: Body) -> Body:
@@ -61,16 +60,15 @@ class Sharing:
         return body
 
     def launched(self, kernel: Kernel) -> Kernel:
-        """Return the kernel, whose ``tasks`` are those of a device without sharing, with the launch that shares them.
-        """
+        """Return the kernel with the launch of all blocks. Its ``tasks`` are those without sharing."""
         return replace(kernel, tasks=kernel.tasks * self.parts)
 
     def work(self, work: Work) -> Work:
-        """Return the work of a block, whose steps are already divided, with that of adding sums."""
+        """Add the work of adding sums to a block's work on its slice."""
         return work
 
 
-WHOLE = Sharing()
+UNSHARED = Sharing()
 
 
 @dataclass(frozen=True)

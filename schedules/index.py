@@ -96,13 +96,13 @@ class Index:
         """Return an Index from an int, a symbol's name or an Index."""
         if isinstance(x, Index):
             return x
-        found = _KNOWN.get(x)
+        found = _INTERNED.get(x)
         if found is None:
             if isinstance(x, str):
-                return _KNOWN.setdefault(x, Index({(x,): 1}))
+                return _INTERNED.setdefault(x, Index({(x,): 1}))
             found = Index({(): int(x)})
-            if abs(x) <= MOST_KNOWN:
-                return _KNOWN.setdefault(int(x), found)
+            if abs(x) <= MAX_INTERNED:
+                return _INTERNED.setdefault(int(x), found)
         return found
 
     # -- reading -------------------------------------------------------------------------------------------------
@@ -389,9 +389,9 @@ def _evaluate_atom(a: Atom, args: tuple[int, ...], fetch: Callable[[str, tuple[i
     return min(args) if a.kind == "min" else max(args)
 
 
-MOST_KNOWN = 1 << 12
+MAX_INTERNED = 1 << 12
 """Largest number that exists once as an Index."""
-_KNOWN: dict[str | int, Index] = {}
+_INTERNED: dict[str | int, Index] = {}
 ZERO = Index({})
 ONE = Index({(): 1})
 

@@ -58,7 +58,7 @@ from polydyn.codegen.lower import Lowering
 from polydyn.codegen.passes.threads import pipeline
 from polydyn.codegen.places import Places
 from polydyn.codegen.printers.cuda_values import HALF
-from polydyn.codegen.sharing import WHOLE, Sharing, SplitLaunch
+from polydyn.codegen.sharing import UNSHARED, Sharing, SplitLaunch
 from polydyn.codegen.split import attention_part, combining_attention, partial_attention
 from polydyn.schedules.expr import FromIndex, Load, loads, transform
 from polydyn.schedules.index import ONE, ZERO, Index, IndexLike, maximum, minimum, product
@@ -111,7 +111,7 @@ class CudaAttentionKernel:
 
     def __init__(
         self, name: str, group: Group, parts: AttentionParts, arch: str = "sm_80", tf32: bool = False,
-        sharing: Sharing = WHOLE,
+        sharing: Sharing = UNSHARED,
     ) -> None:  # fmt: skip
         self.name, self.group, self.parts, self.arch, self.tf32 = name, group, parts, arch, tf32
         self.sharing, self.shares = sharing, sharing.slices

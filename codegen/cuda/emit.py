@@ -16,7 +16,7 @@ from polydyn.codegen.passes.threads import WARP
 from polydyn.codegen.pipeline import finished
 from polydyn.codegen.printers.cuda import THREAD, CudaPrinter, shared_bytes
 from polydyn.codegen.printers.cuda_values import HALF
-from polydyn.codegen.sharing import WHOLE, Sharing
+from polydyn.codegen.sharing import UNSHARED, Sharing
 from polydyn.debug import Level, show
 from polydyn.schedules.expr import FLOATS
 from polydyn.schedules.index import Index, IndexLike
@@ -39,7 +39,7 @@ def without_rows(arrays: Mapping[str, Array]) -> dict[str, Array]:
 
 def emit(
     kernel: Kernel, body: Body, arrays: Mapping[str, Array], limits: Mapping[str, IndexLike], blocks: int = 1,
-    sharing: Sharing = WHOLE,
+    sharing: Sharing = UNSHARED,
 ) -> tuple[Kernel, ...]:  # fmt: skip
     """Return the kernel with its text: a version with 32-bit indices if they may suffice, then the general one.
 

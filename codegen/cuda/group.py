@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from polydyn.codegen.lower import flat
 from polydyn.codegen.operands import operands
 from polydyn.codegen.printers.cuda_values import BYTES, HALF
-from polydyn.codegen.sharing import WHOLE, Sharing
+from polydyn.codegen.sharing import UNSHARED, Sharing
 from polydyn.schedules.errors import CodegenError, Declined
 from polydyn.schedules.expr import FLOAT8, Op, Value, cast, op
 from polydyn.schedules.index import Index, IndexLike, product
@@ -33,7 +33,7 @@ class ProductGroup:
     """
 
     def __init__(
-        self, name: str, group: Group, roles: Roles, sharing: Sharing = WHOLE, widened: bool = False,
+        self, name: str, group: Group, roles: Roles, sharing: Sharing = UNSHARED, widened: bool = False,
         fixed: bool = False,
     ) -> None:  # fmt: skip
         self.fixed = fixed

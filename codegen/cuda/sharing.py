@@ -26,7 +26,7 @@ FIXUP_LATENCIES = 4
 K_SLICE = c("k")
 """The loop over the blocks of a task."""
 RANK = "rank"
-"""The number of a block among those of its task."""
+"""The number of a block in its task."""
 IS_LAST_BLOCK = "come"
 """Register set by ``Counted.meet``: 1 in the last block of a split-K task, 0 in the others."""
 
@@ -61,7 +61,7 @@ class Counted(Sharing):
         return super().launched(replace(kernel, conditions=(*kernel.conditions, few), workspace=size))
 
     def work(self, work: Work) -> Work:
-        """Add the stores of ``work.elements`` sums and the loads of those of all blocks."""
+        """Add the stores of ``work.elements`` sums, and the loads of the sums of all blocks."""
         moved = (1 + self.parts) * work.elements * ITEMSIZE[self.dtype]
         return replace(work, ends=FIXUP_LATENCIES, results=work.results + moved)
 

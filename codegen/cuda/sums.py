@@ -22,7 +22,7 @@ from polydyn.codegen.passes.bind import bind
 from polydyn.codegen.passes.threads import WARP, spread
 from polydyn.codegen.passes.widen import stored_value, widen
 from polydyn.codegen.places import Places
-from polydyn.codegen.sharing import WHOLE, Sharing
+from polydyn.codegen.sharing import UNSHARED, Sharing
 from polydyn.schedules.expr import ITEMSIZE, Const, FromIndex, Value, const, op
 from polydyn.schedules.index import ZERO, Index, IndexLike
 from polydyn.schedules.model import SHARE, Statement, stored
@@ -51,7 +51,7 @@ class Sums:
     def __init__(
         self, product: ProductGroup, kind: Instruction, places: Places, wide: bool, acc: str = "acc",
         axes: tuple[str, str] = ("i", "j"), unit: IndexLike = "warp", in_pairs: bool = False, slabs: int = 1,
-        buffer: str = "stage", box: int = 0, sharing: Sharing = WHOLE,
+        buffer: str = "stage", box: int = 0, sharing: Sharing = UNSHARED,
     ) -> None:  # fmt: skip
         self.of, self.kind, self.places, self.wide, self.acc, self.axes = product, kind, places, wide, acc, axes
         self.unit, self.in_pairs, self.group, self.roles = V(unit), in_pairs, product.group, product.roles

@@ -58,7 +58,7 @@ class Cuda(Target):
     def place(self, builder: Builder, report: Callable[[Sequence[PlacedGroup]], None] = lambda _: None) -> Kernels:
         """Implement ``Target.place``; versions that no size needs are left out."""
         every = super().place(builder, report)
-        facts = facts_of(every.plan.graph.known)
+        facts = facts_of(every.plan.graph.facts)
         return replace(every, placed=[drop_replaced_versions(p, facts) for p in every.placed])
 
     @property

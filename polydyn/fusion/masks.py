@@ -47,7 +47,7 @@ def _readers(plan: FusionPlan, g: FusedGroup) -> list[Compute]:
 class _Masks:
     def __init__(self, plan: FusionPlan) -> None:
         graph = plan.graph
-        self.graph, self.producer, self.facts = graph, graph.producer(), facts_of(graph.known)
+        self.graph, self.producer, self.facts = graph, graph.producer(), facts_of(graph.facts)
         self.stored = {*graph.inputs, *graph.constants, *(t for g in plan.groups for t in g.outputs)}
         self.stored |= {w.target for w in plan.windows.values()}
 

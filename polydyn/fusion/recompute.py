@@ -77,7 +77,7 @@ def _too_much(plan: FusionPlan, producer: Compute, readers: list[FusedGroup]) ->
                 return "its elements are subscripts"
             places = {x.index for x in loads(n.body) if x.buffer == producer.output}
             points = points + product(extents.values()) * len(places)
-        if not facts_of(plan.graph.known).nonnegative(size - points):
+        if not facts_of(plan.graph.facts).nonnegative(size - points):
             return f"it would be computed {points} times for {size} elements (a broadcast, or read more than once)"
     return None
 

@@ -172,7 +172,7 @@ def _other_tiles(graph: Graph, n: Compute, producers: Sequence[Compute], rows: R
     if not n.is_map or inner == ONE:
         return None
     sizes = {tile_dims(graph, m, rows) for m in producers}
-    if inner in sizes or any(same_size(graph.known, inner, e) for e in sizes):
+    if inner in sizes or any(same_size(graph.facts, inner, e) for e in sizes):
         return None
     return f"tile-dims differ: no node of the group runs over {inner} elements of a row"
 

@@ -138,7 +138,7 @@ def _parts_used(graph: Graph, name: str, users: list[Compute]) -> tuple[int, Fac
                 others = [(e, shape[a]) for a, e in enumerate(x.index) if a != axis]
                 aligned = all(e == d or (e == ZERO and size == ONE) for (e, size), d in zip(others, rest, strict=True))
                 merged = parts > 1 and i == _linear(axis, factors, dim_name)
-                if merged and aligned and same_size(graph.known, product(factors), shape[axis]):
+                if merged and aligned and same_size(graph.facts, product(factors), shape[axis]):
                     return axis, factors
     return None
 
@@ -157,7 +157,7 @@ def _parts_read(graph: Graph, n: Compute, x: Load) -> list[tuple[str, Factors]]:
         if not isinstance(atom, Atom) or atom.kind != "floordiv" or i != Index({(atom,): 1}):
             continue
         d, s = str(atom.args[0]), atom.args[1]
-        if d not in extents or not same_size(graph.known, shape[k] * s, extents[d]):
+        if d not in extents or not same_size(graph.facts, shape[k] * s, extents[d]):
             continue
         rest = any(d in j.symbols() for m, j in enumerate(x.index) if m != k)
         last = d == dim_name(len(graph.tensors[n.output].shape) - 1)

@@ -55,7 +55,7 @@ def may_rise(
         return None
     more = sum((size_of(plan.graph, t) * n for (_, t), n in added.items()), ZERO)
     less = sum((_least(plan, before, k) * n for k, n in removed.items()), ZERO)
-    if facts_of(plan.graph.known).nonnegative(less - more):
+    if facts_of(plan.graph.facts).nonnegative(less - more):
         return None
     names = ", ".join(t for _, t in sorted(added))
     return f"off-chip traffic may rise: {more} more bytes ({names}), {less} fewer"

@@ -200,7 +200,7 @@ class Graph:
     """Initializers that are inputs too: their declared axes, and their values."""
 
     @property
-    def known(self) -> tuple[Guard, ...]:
+    def facts(self) -> tuple[Guard, ...]:
         """All facts about sizes."""
         return (*self.guards, *self.promises)
 

@@ -11,7 +11,7 @@ from polydyn.graph.ir import Compute, Concat, Graph, Guard, Node, dim_name, redu
 from polydyn.schedules.expr import OPS, REDUCTIONS, FromIndex, Op, indices, loads, symbols_of, walk
 from polydyn.schedules.index import Index
 
-DRAWS, TRIED = 2000, 130
+DRAWS, SIZE_LIMIT = 2000, 130
 """Draws of sizes, and their bound, in the search for a call for which two sizes differ."""
 
 
@@ -141,15 +141,15 @@ def _verify_op(v: Op, n: Compute) -> None:
 
 
 def _differ(graph: Graph, a: Index, b: Index) -> bool:
-    """Return whether two sizes differ in a call that every guard allows: sizes up to ``TRIED`` are drawn."""
+    """Return whether two sizes differ in a call that every guard allows: sizes up to ``SIZE_LIMIT`` are drawn."""
     if a == b or any(g.relation == "==" and {g.left, g.right} == {a, b} for g in graph.guards):
         return False
-    guards = [g for g in graph.known if not (g.left.fetches() or g.right.fetches())]
+    guards = [g for g in graph.facts if not (g.left.fetches() or g.right.fetches())]
     symbols = sorted({s for i in (a, b, *(x for g in guards for x in (g.left, g.right))) for s in i.symbols()})
     equal = {str(g.left): g.right for g in guards if g.relation == "==" and g.left.is_symbol}
     draw = Random(0)
     for _ in range(DRAWS):
-        env = {s: draw.randrange(TRIED) for s in symbols}
+        env = {s: draw.randrange(SIZE_LIMIT) for s in symbols}
         with suppress(KeyError):
             env |= {s: i.evaluate(env) for s, i in equal.items()}
         if all(_holds(g, env) for g in guards) and a.evaluate(env) != b.evaluate(env):

@@ -99,7 +99,7 @@ class Builder(ABC):
     def _with_addresses(self, p: PlacedGroup) -> PlacedGroup:
         """Check that each output of a group has a separate address for each element."""
         free = {x for names in self.plan.strides.values() for x in names}
-        unproven = check_addresses(p.lowered.group, p.lowered.params, free, size_facts(self.plan.graph.known))
+        unproven = check_addresses(p.lowered.group, p.lowered.params, free, size_facts(self.plan.graph.facts))
         self.unproven += [p.lowered.buffers[a] for a in unproven]
         return p
 

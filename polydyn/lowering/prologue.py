@@ -18,7 +18,7 @@ def prove_prologue(plan: FusionPlan, group: FusedGroup) -> tuple[str, ...]:
     graph, reader, core = plan.graph, group.prologue.reader, group.nodes[0]
     computed = {m.output: graph.tensors[m.output].shape for m in group.prologue.maps}
     read = {t: graph.tensors[t].shape for t in core.inputs}
-    facts = [(g.left, g.relation, g.right) for g in graph.known]
+    facts = [(g.left, g.relation, g.right) for g in graph.facts]
     loops = tuple(iterators(graph, core))
     unproven = check_loads(reader.output, loops, reader.body, computed, facts)
     for m in group.prologue.maps:

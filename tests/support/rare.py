@@ -2,9 +2,8 @@
 
     python -m pytest -n 2 -m "" --junitxml=times.xml && python -m tests.support.rare times.xml
 
-Of a test with several cases the fastest are kept: as many as run in ``BUDGET`` seconds, at least one, and all that take
-less than ``SHORT`` seconds. `make test-long` runs the others. A test with one case stays, whatever it takes, unless it
-is marked slow where it is written.
+Of a test with several cases the fastest are kept: as many as run in ``BUDGET_SECONDS``, at least one, and all that take
+less than ``SHORT_SECONDS``. `make test-long` runs the others. A test with one case stays, unless it is marked slow.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from xml.etree import ElementTree
 
-BUDGET, SHORT = 6.0, 2.0
+BUDGET_SECONDS, SHORT_SECONDS = 6.0, 2.0
 TABLE = Path(__file__).parents[1] / "rare_cases.txt"
 
 
@@ -38,7 +37,7 @@ def choose(seconds: Mapping[str, float]) -> list[str]:
 def _rest(cases: list[tuple[float, str]]) -> Iterable[str]:
     kept = 0.0
     for k, (time, case) in enumerate(cases):
-        if k and time > SHORT and kept + time > BUDGET:
+        if k and time > SHORT_SECONDS and kept + time > BUDGET_SECONDS:
             yield case
         else:
             kept += time
