@@ -71,6 +71,7 @@ def test_every_stage_answers(folder: Path, tmp_path: Path) -> None:
     assert "FAIL" not in said
 
 
+@pytest.mark.slow
 def test_a_failing_case_stops_nothing(folder: Path, tmp_path: Path) -> None:
     broken = tmp_path / "pack"
     broken.mkdir()

@@ -198,6 +198,7 @@ def test_a_batch_in_which_all_is_done_begins_no_cluster(models: Path, monkeypatc
     assert attempts(path) == [("a.polydyn", "gone", 1)], "nothing was begun"
 
 
+@pytest.mark.slow
 def test_a_batch_goes_on_after_a_failure_and_resumes(models: Path) -> None:
     path = write(models, "- {model: [bad.onnx, relu.onnx, neg.onnx], output: 'out/{name}.polydyn', dims: {N: '0:'}}")
     done = call("batch", path)
@@ -222,6 +223,7 @@ def test_a_batch_goes_on_after_a_failure_and_resumes(models: Path) -> None:
     assert call("batch", "report", path, "-o", models / "copy.html").exit_code == 0
 
 
+@pytest.mark.slow
 def test_tunings_share_records_and_come_first(models: Path) -> None:
     product(models / "product.onnx")
     path = write(models, """

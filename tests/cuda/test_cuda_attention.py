@@ -261,6 +261,7 @@ def test_tiles_above_the_diagonal_are_not_computed(dtype: str) -> None:
             assert count.mma == 2 * tiles * 4 * 64, (length, keys)
 
 
+@pytest.mark.slow
 def test_finite_masks_hide_tiles_until_a_row_needs_them() -> None:
     """With float32 scores an added mask of -10000 bounds nothing; an added lowest number does."""
     lowest = float(np.finfo(np.float32).min)

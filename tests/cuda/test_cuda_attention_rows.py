@@ -108,6 +108,7 @@ def suffix() -> FusionPlan:
                    "float16")  # fmt: skip
 
 
+@pytest.mark.slow
 def test_a_row_of_any_fragment_makes_the_block_visit_the_other_tiles() -> None:
     plan = suffix()
     (p,) = placed(plan)

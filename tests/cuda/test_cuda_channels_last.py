@@ -64,6 +64,7 @@ def by_hand(x: Array) -> Array:
     return np.einsum("bchwij,ocij->bohw", windows, w).mean((2, 3), keepdims=True)
 
 
+@pytest.mark.slow
 def test_pixels_come_by_16_bytes_of_channels(layers: tuple[FusionPlan, tuple[PlacedGroup, ...]]) -> None:
     """A copy of 16 bytes belongs to one tap, inside the image or zeros; nothing is transposed between kernels."""
     plan, kernels = layers

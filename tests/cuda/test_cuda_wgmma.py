@@ -142,6 +142,7 @@ def test_shares_of_a_reduction() -> None:
         assert not bad()
 
 
+@pytest.mark.slow
 def test_batched_and_odd_columns() -> None:
     plan = product("float16", False, True)
     p = wgmma_only(plan)

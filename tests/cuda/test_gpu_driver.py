@@ -293,6 +293,7 @@ def test_a_driver_works_from_another_thread(driver: Driver) -> None:
     assert np.array_equal(x, y)
 
 
+@pytest.mark.slow
 def test_conformance_script_runs_emulated(tmp_path: Path) -> None:
     """The script for the first day with a GPU, on the CPU libcuda: every case conforms, the report is JSON."""
     out = tmp_path / "report.json"
