@@ -257,15 +257,17 @@ class Building:
 
 def _wait_for_one(processes: Sequence[int]) -> None:
     """Wait until one of some child processes ends, or for a moment."""
+    ends = select.poll()
     with ExitStack() as opened:
-        try:
-            ends = [os.pidfd_open(p) for p in processes]
-        except (AttributeError, OSError):
-            time.sleep(POLL_SECONDS)
-            return
-        for end in ends:
+        for process in processes:
+            try:
+                end = os.pidfd_open(process)
+            except (AttributeError, OSError):
+                time.sleep(POLL_SECONDS)
+                return
             opened.callback(os.close, end)
-        select.select(ends, (), ())
+            ends.register(end, select.POLLIN)
+        ends.poll()
 
 
 def build_library(units: Mapping[str, str], headers: Mapping[str, str], target: str = "cpu") -> Library:

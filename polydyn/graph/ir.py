@@ -172,9 +172,9 @@ class Graph:
     ``inputs``/``outputs``: tensor names in the model's order. ``constants``: arrays by tensor name. ``sources``: the
     source of each symbol (exactly one each). ``guards``: assumed facts that every call checks. ``promises``: facts that
     hold by construction, such as that a slice ends inside its tensor. ``bounds``: tensors whose elements are used as
-    subscripts. ``steps``: work of the host in between. A graph with steps is cut into parts
-    without steps (``graph/cut.py``) before any other stage. ``guessed``: pairs of sizes that are assumed equal although
-    one of them might be 1.
+    subscripts. ``steps``: work of the host in between. A graph with steps is cut into parts without steps
+    (``graph/cut.py``) before any other stage. ``guessed``: pairs of sizes that are assumed equal although one of them
+    might be 1.
     """
 
     name: str

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import suppress
+from math import lcm
 from random import Random
 
 from polydyn.errors import PolydynError, failed_plan
@@ -141,15 +142,19 @@ def _verify_op(v: Op, n: Compute) -> None:
 
 
 def _differ(graph: Graph, a: Index, b: Index) -> bool:
-    """Return whether two sizes differ in a call that every guard allows: sizes up to ``SIZE_LIMIT`` are drawn."""
+    """Return whether two sizes differ in a call that every guard allows: sizes below ``SIZE_LIMIT`` are drawn,
+    and multiples that guards need."""
     if a == b or any(g.relation == "==" and {g.left, g.right} == {a, b} for g in graph.guards):
         return False
+    if a.fetches() or b.fetches():
+        return True
     guards = [g for g in graph.facts if not (g.left.fetches() or g.right.fetches())]
     symbols = sorted({s for i in (a, b, *(x for g in guards for x in (g.left, g.right))) for s in i.symbols()})
     equal = {str(g.left): g.right for g in guards if g.relation == "==" and g.left.is_symbol}
+    scale = lcm(*(n for g in guards if g.relation == "%==" and (n := g.right.constant)))
     draw = Random(0)
     for _ in range(DRAWS):
-        env = {s: draw.randrange(SIZE_LIMIT) for s in symbols}
+        env = {s: draw.randrange(SIZE_LIMIT) * draw.choice((1, scale)) for s in symbols}
         with suppress(KeyError):
             env |= {s: i.evaluate(env) for s, i in equal.items()}
         if all(_holds(g, env) for g in guards) and a.evaluate(env) != b.evaluate(env):

@@ -117,7 +117,7 @@ def test_a_transposed_convolution_of_no_pixels_is_its_bias(kernel: int, stride: 
 def test_an_infinite_element_changes_only_what_reads_it(
     kernel: tuple[int, int], strides: tuple[int, int], dilations: tuple[int, int]
 ) -> None:
-    """Missing taps of a transposed convolution are no products with 0."""
+    """A transposed convolution does not multiply by zeros in place of missing taps."""
     made = helper.make_graph(
         [helper.make_node("ConvTranspose", ["x", "w"], ["y"], strides=strides, dilations=dilations)], "g",
         [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["N", 2, "H", "W"])],

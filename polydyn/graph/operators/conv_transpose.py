@@ -75,7 +75,8 @@ class Spread:
         """The number of taps of each phase."""
         if self.phases[0] % self.common:
             return ZERO
-        return maximum(0, (self.kernel - self.first_tap).ceildiv(self.stride // self.common))
+        count = (self.kernel - self.first_tap).ceildiv(self.stride // self.common)
+        return maximum(0, count) if self.first_tap else count
 
     def alike(self) -> tuple[Spread, ...]:
         """Split the axis into ranges of phases with equal numbers of taps, that begin at adjacent taps."""
@@ -104,7 +105,7 @@ class Spread:
         """Zeros before the elements that taps may read (elements are cut off if negative), and the length with all
         zeros.
         """
-        room = (self.taps - 1) * self.step
+        room = (maximum(1, self.taps) - 1) * self.step if self.first_tap else (self.taps - 1) * self.step
         behind = (self.first_tap * self.dilation - self.phases[0]) // self.stride
         return room + (behind - self.before // self.stride), self.blocks + room
 
