@@ -28,6 +28,7 @@ from polydyn.runtime.cuda.images import Images, build_images
 from polydyn.runtime.expressions import decision_to_json, to_json
 from polydyn.runtime.opening import open_program
 from polydyn.runtime.program import Program
+from polydyn.runtime.seal import digest_of, seal_library
 from polydyn.schedules.decision import Decision
 
 BATCH = 4
@@ -113,7 +114,8 @@ def build_artifact(plan: HostPlan, target: str = "cpu", building: Building | Non
         )
     except BuildError as e:
         raise _placed(e, plan) from e
-    artifact = Artifact(manifest_of(plan, host) | _built_by(library, target) | more, files, library.data, weights)
+    sealed = seal_library(library.data, digest_of(weights))
+    artifact = Artifact(manifest_of(plan, host) | _built_by(library, target) | more, files, sealed, weights)
     return (artifact if built is None else with_images(artifact, built)), library.compiled
 
 
@@ -167,13 +169,14 @@ def rebuild(path: str | os.PathLike[str], to: str | os.PathLike[str], target: st
     BuildError: a program for a device cannot become one for the CPU, or vice versa.
     """
     old = read_artifact(path, check_machine=False)
-    if "order" in old.manifest or "general" in old.manifest:
+    if "order" in old.manifest or "general" in old.manifest or old.manifest.get("overridden", {}).get("program"):
         raise BuildError(f"{path} has several parts", remedy="compile the model again")
     on_device = "cuda" in old.manifest
     if is_cuda(target) != on_device:
         raise BuildError(f"{path} is for {old.manifest['target']}, not for {target}", remedy="compile the model again")
     library = build_library(*_split(dict(old.sources)), host_target(target, on_device))
-    new = Artifact(dict(old.manifest) | _built_by(library, target), old.sources, library.data, old.weights)
+    sealed = seal_library(library.data, digest_of(old.weights))
+    new = Artifact(dict(old.manifest) | _built_by(library, target), old.sources, sealed, old.weights)
     if on_device:
         kernels = [(k["name"], k["arch"]) for k in old.manifest["kernels"]]
         new = with_images(new, build_images(kernels, old.sources, architectures(target)))

@@ -20,6 +20,7 @@ from polydyn.program.host import shape_text
 from polydyn.runtime.artifact import ABI, ALIGN, FORMAT, Artifact, Bytes, aligned_bytes
 from polydyn.runtime.c import step_sources
 from polydyn.runtime.expressions import to_json
+from polydyn.runtime.seal import SEAL, seal_weights
 from polydyn.shapes.sizes import Sizes
 
 
@@ -81,7 +82,7 @@ def join_parts(
 
     ``manifest``: the entries that do not follow from the parts. The weights of the result contain, in order: a head
     that gives C the position of the encoded program (``pd_head``), the parts' weights, the constants, the parts'
-    libraries, the encoded program.
+    libraries, the encoded program, the seal.
     """
     arrays = [np.ascontiguousarray(a).reshape(-1).view(np.uint8) for a in constants.values()]
     libraries = list(dict.fromkeys(p.library for p in parts))
@@ -107,11 +108,12 @@ def join_parts(
     whole["notes"] = [*whole["notes"], *waits(whole, entries)]
     ranges = [[*e["weights"].values(), *e["library"].values()] for e in entries]
     words = np.array(EncodedProgram(whole, entries, ranges, places).all, np.int64)
-    weights = aligned_bytes(offsets[-1] + words.nbytes)
+    weights = aligned_bytes(offsets[-1] + words.nbytes + SEAL)
     weights[:32] = np.array([MAGIC, ABI, weights.size, offsets[-1]], np.int64).view(np.uint8)
     for b, offset in zip([*blocks, words.view(np.uint8)], offsets, strict=True):
         if offset:
             weights[offset : offset + b.size] = b
+    seal_weights(weights)
     files = dict(sources) | {f"{k}/{n}": t for k, p in enumerate(parts) for n, t in p.sources.items()}
     images = {f"{k}/{n}": i for k, p in enumerate(parts) for n, i in p.images.items()}
     return Artifact(whole | {"parts": entries, "constants": places}, files, library, weights, images)

@@ -19,7 +19,6 @@ import struct
 import zipfile
 import zlib
 from collections.abc import Mapping
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
@@ -28,15 +27,16 @@ import numpy as np
 import numpy.typing as npt
 
 from polydyn.build.cache import replacing
-from polydyn.build.features import architecture, available_cores, machine_features
+from polydyn.build.features import architecture, machine_features
 from polydyn.errors import ArtifactError
 from polydyn.runtime.expressions import fold, unfold
-from polydyn.runtime.mapped import PART, MappedFile, joined_hash
+from polydyn.runtime.mapped import MappedFile
+from polydyn.runtime.seal import SEAL, hash_of_parts, seal_weights
 
 FORMAT = 7
 """Version of the file's layout and manifest."""
 
-ABI = 6
+ABI = 7
 """``PD_ABI_VERSION`` of polydyn.h."""
 
 WEIGHTS, MANIFEST, LIBRARY, SOURCES, IMAGES = "weights.bin", "manifest.json", "lib.so", "sources/", "images/"
@@ -86,7 +86,7 @@ SAMPLE = 4096
 
 
 def pack_constants(constants: Mapping[str, npt.NDArray[Any]]) -> tuple[dict[str, int], Bytes]:
-    """Lay out arrays one after the other, with equal contents once. Return offsets by name, and the bytes."""
+    """Lay out arrays one after the other, with equal contents once. Return offsets by name, and the sealed bytes."""
     offsets: dict[str, int] = {}
     similar: dict[tuple[int, bytes, bytes], list[tuple[int, Bytes]]] = {}
     arrays: list[tuple[int, Bytes]] = []
@@ -101,9 +101,10 @@ def pack_constants(constants: Mapping[str, npt.NDArray[Any]]) -> tuple[dict[str,
             arrays.append((end, data))
             end += -(-data.size // ALIGN) * ALIGN
         offsets[name] = same
-    weights = aligned_bytes(end)
+    weights = aligned_bytes(end + SEAL)
     for offset, data in arrays:
         weights[offset : offset + data.size] = data
+    seal_weights(weights)
     return offsets, weights
 
 
@@ -112,17 +113,6 @@ def aligned_bytes(size: int) -> Bytes:
     memory = np.zeros(size + ALIGN, np.uint8)
     start = -memory.ctypes.data % ALIGN
     return memory[start : start + size]
-
-
-def hash_of_parts(data: Bytes) -> str:
-    """Return the SHA-256 of the SHA-256 of every PART bytes, in order. Threads hash parts in parallel: one thread
-    hashes 1.8 GB/s, far less than the memory bandwidth."""
-
-    def part(start: int) -> bytes:
-        return hashlib.sha256(data[start : start + PART].data).digest()
-
-    with ThreadPoolExecutor(available_cores()) as threads:  # hashlib releases the interpreter lock
-        return joined_hash(threads.map(part, range(0, data.size, PART)))
 
 
 # -- writing ---------------------------------------------------------------------------------------------------------

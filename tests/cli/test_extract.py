@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import re
 import shutil
 import subprocess
@@ -12,7 +13,10 @@ import pytest
 from click.testing import CliRunner
 
 import polydyn
+from polydyn.build.cache import library_file
 from polydyn.cli import main
+from polydyn.runtime.artifact import WEIGHTS_OFFSET, read_artifact
+from polydyn.runtime.seal import TEXT
 from tests.support.paths import ROOT
 from tests.support.stored import path_of
 from tests.support.tiny import model, node
@@ -114,6 +118,7 @@ int main() {
     polydyn::Program program("bert/lib/libbert_tiny.so", "bert/bert_tiny.polydyn");
     said([&] { polydyn::Context(program, 0); });
     polydyn::Context context(program);
+    program.verify_weights();
     std::vector<int64_t> ids(6, 1);
     std::vector<float> floats(6, 1);
     said([&] { context.run({{ids.data(), {2, 3}}, {ids.data(), {3, 2}}}); });
@@ -141,6 +146,41 @@ def test_misuse_is_an_exception_with_the_reason(folder: Path) -> None:
     ]  # fmt: skip
     at = [text.find(p) for p in parts]
     assert at == sorted(at) and at[0] >= 0, text
+
+
+def test_foreign_and_damaged_weights_are_refused(folder: Path, tmp_path: Path) -> None:
+    """A library opens the weights it was compiled for only, and finds a changed byte on request, parts included."""
+    artifact, other = folder / "bert_tiny.polydyn", tmp_path / "other.polydyn"
+    polydyn.compile(model([node("NonZero", "x", "i")], {"x": ("float32", ["N"])}, ["i"])).save(other)
+    assert opened(artifact, artifact) == opened(other, other) == "whole"
+    assert "does not contain the weights of this library" in opened(artifact, other)
+    assert "no weights of a program of several parts" in opened(other, artifact)
+    for path in (artifact, other):
+        bad, offset = tmp_path / f"bad {path.name}", WEIGHTS_OFFSET + 64 + 40
+        data = bytearray(path.read_bytes())
+        data[offset] ^= 1
+        bad.write_bytes(data)
+        assert "they do not match their digest" in opened(path, bad)
+    size = 64 + read_artifact(artifact).weights.size
+    data[WEIGHTS_OFFSET : WEIGHTS_OFFSET + size] = artifact.read_bytes()[WEIGHTS_OFFSET : WEIGHTS_OFFSET + size]
+    seal = data.find(TEXT, WEIGHTS_OFFSET)
+    data[seal + len(TEXT)] ^= 1
+    bad.write_bytes(data)
+    assert "contains the weights of another program than this library" in opened(artifact, bad)
+
+
+def opened(library: Path, weights: Path) -> str:
+    """Open an artifact's library with an artifact's weights, and verify them. Return the error, or "whole"."""
+    lib, program = ctypes.CDLL(str(library_file(read_artifact(library).library))), ctypes.c_void_p()
+    lib.pd_error.restype = ctypes.c_char_p
+    lib.pd_weight_bytes.restype = ctypes.c_int64
+    size = ctypes.c_int64(lib.pd_weight_bytes(None))
+    code = lib.pd_open(str(weights).encode(), None, ctypes.c_int64(WEIGHTS_OFFSET), size, ctypes.byref(program))
+    code = code or lib.pd_verify_weights(program)
+    said = lib.pd_error().decode() if code else "whole"
+    if program:
+        lib.pd_close(program)
+    return str(said)
 
 
 def test_a_file_that_is_no_artifact_is_refused(tmp_path: Path) -> None:

@@ -17,9 +17,19 @@ from polydyn.build.compiler import find_compiler
 from polydyn.errors import ArtifactError, InputError
 from polydyn.program.assemble import build_artifact, build_program, rebuild
 from polydyn.runtime import artifact
-from polydyn.runtime.artifact import FORMAT, WEIGHTS_OFFSET, Artifact, pack_constants, read_artifact, write_artifact
+from polydyn.runtime.artifact import (
+    ABI,
+    FORMAT,
+    WEIGHTS_OFFSET,
+    Artifact,
+    pack_constants,
+    read_artifact,
+    write_artifact,
+)
 from polydyn.runtime.c import sources, step_sources
+from polydyn.runtime.mapped import PART
 from polydyn.runtime.program import Program
+from polydyn.runtime.seal import SEAL, hash_of_parts
 from tests.support.paths import TESTS
 from tests.support.programs import WEIGHTS, example, expected, feeds
 from tests.support.tiny import model, node
@@ -80,7 +90,7 @@ def test_the_artifact_is_a_plain_zip(saved: Path) -> None:
 def test_equal_weights_are_stored_once() -> None:
     a = np.arange(100, dtype=np.float32)
     offsets, weights = pack_constants({"a": a, "b": a.copy(), "c": a[::-1], "e": a[:0]})
-    assert offsets["a"] == offsets["b"] != offsets["c"] and weights.size == 2 * 448
+    assert offsets["a"] == offsets["b"] != offsets["c"] and weights.size == 2 * 448 + SEAL
     assert all(o % 64 == 0 for o in offsets.values())
 
 
@@ -118,14 +128,14 @@ def test_flipped_weights_are_found(saved: Path) -> None:
 
 
 def test_the_hash_of_the_weights_sees_every_part_and_their_order() -> None:
-    data = np.zeros(2 * artifact.PART + 5, np.uint8)
+    data = np.zeros(2 * PART + 5, np.uint8)
     data[3] = 1
-    seen = {artifact.hash_of_parts(data)}
-    for at in (artifact.PART - 1, artifact.PART, data.size - 1):
+    seen = {hash_of_parts(data)}
+    for at in (PART - 1, PART, data.size - 1):
         other = data.copy()
         other[at] ^= 1
-        seen.add(artifact.hash_of_parts(other))
-    seen |= {artifact.hash_of_parts(np.roll(data, artifact.PART)), artifact.hash_of_parts(data[:0])}
+        seen.add(hash_of_parts(other))
+    seen |= {hash_of_parts(np.roll(data, PART)), hash_of_parts(data[:0])}
     assert len(seen) == 6
 
 
@@ -145,7 +155,7 @@ def test_refuses_foreign_versions_and_machines(built: Artifact, tmp_path: Path) 
     foreign = {
         "this polydyn reads format": {"format": 99},
         f"with format {FORMAT - 1} and ABI": {"format": FORMAT - 1},
-        "ABI 7": {"abi": 7},
+        f"ABI {ABI + 1}": {"abi": ABI + 1},
         "made for riscv": {"architecture": "riscv"},
         "missing here: warp_drive": {"features": ["warp_drive"]},
     }

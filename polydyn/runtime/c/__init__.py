@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-COMMON = ("opening.c", "runtime.c", "strided.c", "indices.c", "seen.c")
+COMMON = ("opening.c", "seal.c", "runtime.c", "strided.c", "indices.c", "seen.c")
 PLACES = {
     "cpu": ("cpu.c", "pool.c", "waves.c"),
     "cuda": ("cuda.c", "cuda_choose.c", "cuda_indices.c", "cuda_kept.c", "cuda_nodes.c", "cuda_run.c"),
@@ -21,7 +21,7 @@ PUBLIC = ("polydyn.h", "polydyn_cuda.h")
 """The headers that callers include."""
 
 STEPS = (
-    "opening.c", "parts.c", "frame.c", "sequence.c", "control.c", "host_steps.c", "size_steps.c", "unique.c",
+    "opening.c", "seal.c", "parts.c", "frame.c", "sequence.c", "control.c", "host_steps.c", "size_steps.c", "unique.c",
     "strided.c", "sequence.h", *HEADERS, "polydyn_cuda.h",
 )  # fmt: skip
 """Files of a program of several parts: its C interface, the code that runs parts in order, and the host steps."""

@@ -231,6 +231,10 @@ __attribute__((format(printf, 2, 3))) int32_t pd_fail(int32_t code, const char *
 /* Finds the weights: maps a file, or uses memory. */
 int32_t pd_find_weights(pd_program *p, const char *path, const void *memory, int64_t offset, int64_t bytes);
 void pd_unmap_weights(pd_program *p);
+
+#define PD_SEAL 64 /* bytes of the seal at the end of the weights */
+/* Rejects weights of `bytes` bytes whose seal is missing or of another program. `path`: for the message; NULL: memory. */
+int32_t pd_check_seal(const pd_program *p, const char *path, int64_t bytes);
 /* Rejects a wrong type or rank, and negative sizes. */
 int32_t pd_check_tensor(const pd_io *io, const pd_tensor *t);
 

@@ -170,10 +170,13 @@ static int32_t open_program(const char *path, const void *memory, int64_t offset
         const pd_head head = *(const pd_head *)(const void *)p->weights;
         if (head.magic != PD_MAGIC || head.abi != PD_ABI_VERSION)
             code = fail(PD_WEIGHTS, "these are no weights of a program of several parts of ABI %d", PD_ABI_VERSION);
+        else if (head.bytes < (int64_t)sizeof(pd_head) + PD_SEAL)
+            code = fail(PD_WEIGHTS, "the weights are damaged: their size is %ld", (long)head.bytes);
         else if (path) {
             pd_unmap_weights(p);
             code = pd_find_weights(p, path, NULL, offset, head.bytes);
         }
+        if (code == PD_OK) code = pd_check_seal(p, path, head.bytes);
     }
     if (code == PD_OK) code = read_program(p, libraries, programs);
     if (code != PD_OK) pd_close(p);

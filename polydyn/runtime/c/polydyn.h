@@ -26,7 +26,7 @@
 extern "C" {
 #endif
 
-#define PD_ABI_VERSION 6
+#define PD_ABI_VERSION 7
 #define PD_MAX_RANK 16
 #define PD_MAX_THREADS 256
 #define PD_SHAPES_SEEN 4096
@@ -75,8 +75,13 @@ int32_t pd_abi_version(void);
 /* Opens the program. The weights are the `bytes` bytes at `offset` of the file `path` (mapped, never copied), or, if
  * path is NULL, at `memory` + offset, which must be 64-byte aligned and outlive the program. In an artifact, the
  * weights are the first member of the zip, at offset 4096. For a program of several parts, pd_weight_bytes(NULL) is the
- * size of the head of its weights, which contains the total size; the libraries of the parts are in the weights. */
+ * size of the head of its weights, which contains the total size; the libraries of the parts are in the weights.
+ * PD_WEIGHTS: the weights are of another program than this library, or cut off. Their digest of 16 bytes is compared,
+ * but not computed: see pd_verify_weights. */
 int32_t pd_open(const char *path, const void *memory, int64_t offset, int64_t bytes, pd_program **program);
+
+/* Reads all weights and compares their digest, about 3 s per GB. PD_WEIGHTS: they are damaged. */
+int32_t pd_verify_weights(const pd_program *program);
 
 /* Stops the threads and unmaps the weights. Free all contexts first. */
 void pd_close(pd_program *program);

@@ -127,6 +127,7 @@ public:
         if (!library_) throw Error(dlerror());
         load(abi_version, "pd_abi_version"), load(error, "pd_error"), load(open, "pd_open"), load(close, "pd_close");
         load(get_inputs, "pd_inputs"), load(get_outputs, "pd_outputs"), load(weight_bytes, "pd_weight_bytes");
+        load(verify, "pd_verify_weights");
         load(context_new, "pd_context_new"), load(context_free, "pd_context_free");
         load(shapes, "pd_shapes"), load(run, "pd_run"), load(result, "pd_result");
         if (abi_version() != PD_ABI_VERSION) throw Error(library + " has another version of the C interface");
@@ -140,6 +141,9 @@ public:
     Program &operator=(const Program &) = delete;
     const std::vector<Argument> &inputs() const { return inputs_; }
     const std::vector<Argument> &outputs() const { return outputs_; }
+    // Reads all weights, about 3 s per GB; throws if they are damaged. The constructor only checks that they belong to
+    // the library.
+    void verify_weights() const { check(verify(program)); }
 
 private:
     friend class Context;
@@ -170,6 +174,7 @@ private:
     decltype(pd_inputs) *get_inputs;
     decltype(pd_outputs) *get_outputs;
     decltype(pd_weight_bytes) *weight_bytes;
+    decltype(pd_verify_weights) *verify;
     decltype(pd_context_new) *context_new;
     decltype(pd_context_free) *context_free;
     decltype(pd_shapes) *shapes;

@@ -26,6 +26,7 @@ EXPORT int32_t pd_open(const char *path, const void *memory, int64_t offset, int
         return code == PD_MEMORY ? fail(code, "out of memory") : code;
     }
     code = pd_find_weights(p, path, memory, offset, bytes);
+    if (code == PD_OK && plan->weight_bytes) code = pd_check_seal(p, path, plan->weight_bytes);
     p->constants = p->weights;
     if (code != PD_OK) pd_close(p);
     else *out = p;

@@ -14,6 +14,7 @@ from polydyn.graph.ir import Graph
 from polydyn.lowering.place import Builder
 from polydyn.program.plan import HostPlan
 from polydyn.runtime.artifact import Artifact
+from polydyn.runtime.seal import SEAL
 from polydyn.testing.foreign.plans import check_planned_again
 from polydyn.testing.loops.steps import verify_kernels
 from polydyn.testing.plan.check import check_planned
@@ -50,7 +51,7 @@ def verify_by_running(
 def verify_frame(parts: Parts, whole: Artifact) -> int:
     """Check the frame of a program and return its number of stages. Raises PlanError if a tensor is lost."""
     begin = int(whole.weights[24:32].view(np.int64)[0])
-    words = whole.weights[begin:].view(np.int64).tolist()
+    words = whole.weights[begin:-SEAL].view(np.int64).tolist()
     framed = framed_of(parts, whole.manifest, whole.manifest["parts"], words)
     for fault in check_frame(framed):
         raise PlanError(str(fault), rule=str(fault), remedy="report it with the model")
