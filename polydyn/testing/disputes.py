@@ -19,6 +19,7 @@ from polydyn.graph.expand import import_model
 from polydyn.testing.authorities import Array, Arrays, Refused, Runtime, difference, second_opinion
 
 POOLS = ("MaxPool", "AveragePool", "LpPool")
+SUMS = ("ReduceMean", "ReduceSumSquare", "ReduceL1", "ReduceL2", "ReduceLogSum")
 
 
 def disputed_node(model: onnx.ModelProto, arrays: Arrays) -> str:
@@ -108,8 +109,9 @@ def open_question(node: onnx.NodeProto, arrays: Arrays) -> bool:
         return x.dtype.kind in "iu" and _largest(arrays.get(node.output[0], x)) > 2.0**53
     if node.op_type == "PRelu":  # before opset 7 slopes belong to channels; ONNX Runtime broadcasts them if it can
         return arrays.get(node.output[0], x).shape != x.shape
-    if node.op_type == "ReduceMean":  # a sum of integers that overflows
-        return x.dtype.kind in "iu" and float(np.abs(x.astype(np.float64)).sum()) > np.iinfo(x.dtype).max
+    if node.op_type in SUMS:  # a sum of integers that overflows: it wraps here, ONNX Runtime sums some of them in float64
+        terms = np.abs(x.astype(np.float64)) ** (2 if node.op_type in ("ReduceSumSquare", "ReduceL2") else 1)
+        return x.dtype.kind in "iu" and float(terms.sum()) > np.iinfo(x.dtype).max
     if node.op_type == "GridSample":  # a coordinate that is not finite: as torch here, ONNX Runtime differs
         return not np.isfinite(arrays[node.input[1]].astype(np.float64)).all()
     if node.op_type in ("NegativeLogLikelihoodLoss", "SoftmaxCrossEntropyLoss"):  # the mean of nothing: NaN in torch
