@@ -169,7 +169,7 @@ def compared(
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            program = polydyn.compile(path, threads=1, options=options)
+            program = polydyn.compile(path, threads=1, options=options, cache=False)
         row["compile_s"] = round(time.time() - start, 1)
         row["left"] = sum(") runs in ONNX Runtime: " in n for n in program.manifest["notes"])
         results = [[np.array(found[n]) for n in names] for found in (program.run(c.feeds) for c in calls)]

@@ -2,7 +2,8 @@
 
 usage: python -m benchmarks.compiling MODEL.onnx ... [--shapes 1000]
 
-Cold: an empty cache; warm: a second process over the same cache. Peak memory is the process's largest resident set;
+Cold: an empty cache; kernels: a second process over the same cache, without stored programs; warm: a third one, which
+opens the stored program. Peak memory is the process's largest resident set;
 the C compilers that it starts are counted separately (the largest of them). Memory after 1000 random shapes (dims in
 1..64, batches in 1..4, drawn with seed 0) is compared with memory after one run at the largest shape. Results go to
 benchmarks/results/compiling.json.
@@ -48,11 +49,13 @@ def measure(path: str, shapes: int) -> Mapping[str, object]:
     """Measure one model, in processes of its own."""
     with tempfile.TemporaryDirectory() as cache:
         cold = _start(path, cache, "cold", shapes)
-        warm = _start(path, cache, "warm", shapes)
+        kernels = _start(path, cache, "kernels", shapes)
+        warm = _start(path, cache, "warm", shapes) | {"processor_seconds": opening_seconds(path, cache)}
     size = Path(path).stat().st_size / 1e6
-    row = {"model": Path(path).stem, "model_mb": round(size, 1), "cold": cold, "warm": warm}
+    row = {"model": Path(path).stem, "model_mb": round(size, 1), "cold": cold, "kernels": kernels, "warm": warm}
     print(
-        f"{row['model']:<16} cold {cold['seconds']:6.1f} s, warm {warm['seconds']:5.1f} s, "
+        f"{row['model']:<16} cold {cold['seconds']:6.1f} s, kernels {kernels['seconds']:5.1f} s, "
+        f"warm {warm['seconds']:5.2f} s ({warm['processor_seconds']:.2f} s of processor time), "
         f"peak {cold['peak_mb']:.0f} MB (allowed {3 * size + 300:.0f}), "
         f"{shapes} shapes: {warm['before_mb']:.1f} -> {warm['after_mb']:.1f} MB",
         flush=True,
@@ -68,12 +71,20 @@ def _start(path: str, cache: str, kind: str, shapes: int) -> dict[str, float]:
     return result
 
 
+def opening_seconds(path: str, cache: str, trials: int = 5) -> float:
+    """Return the minimum processor time in which a new process opens the stored program, numpy's import included."""
+    text = "import sys, polydyn, time; polydyn.compile(sys.argv[1]); print(time.process_time())"
+    command, env = [sys.executable, "-c", text, path], {**os.environ, "POLYDYN_CACHE": cache}
+    runs = (subprocess.run(command, env=env, check=True, capture_output=True, text=True) for _ in range(trials))
+    return min(float(run.stdout) for run in runs)
+
+
 def child(path: str, kind: str, shapes: int) -> dict[str, float]:
     """Compile, and in the warm process run."""
     start = time.perf_counter()
     import polydyn
 
-    program = polydyn.compile(path)
+    program = polydyn.compile(path, cache=kind != "kernels")
     out = {"seconds": time.perf_counter() - start, "peak_mb": _peak(resource.RUSAGE_SELF)}
     out["compiler_peak_mb"] = _peak(resource.RUSAGE_CHILDREN)
     if kind == "warm":

@@ -155,7 +155,7 @@ def child_run(path: str, folder: str) -> list[dict[str, Any]]:
     """Load or compile the model, run it, and measure this process after each shape."""
     import polydyn
 
-    program = polydyn.compile(path) if path.endswith(".onnx") else polydyn.load(path)
+    program = polydyn.compile(path, cache=False) if path.endswith(".onnx") else polydyn.load(path)
     seconds = []
     for k in range(2):
         shape = json.loads((Path(folder) / f"shape{k}.json").read_text())

@@ -107,7 +107,7 @@ def compiled(path: str, threads: int, kind: str) -> Program:
 
     always = patch.object(winograd, "pays", lambda *_: True) if "tiles" in kind else nullcontext()
     with always:
-        return polydyn.compile(path, threads=threads, options=polydyn.Options(**POLYDYN[kind]))
+        return polydyn.compile(path, threads=threads, options=polydyn.Options(**POLYDYN[kind]), cache=False)
 
 
 def _polydyn(path: str, threads: int, kind: str) -> Player:

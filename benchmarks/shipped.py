@@ -209,7 +209,7 @@ def compared(path: Path, pattern: str, fallback: bool) -> Row:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             options = polydyn.Options(fallback="onnxruntime") if fallback else polydyn.Options()
-            program = polydyn.compile(path, threads=1, options=options)
+            program = polydyn.compile(path, threads=1, options=options, cache=False)
         row |= {"compile_s": round(time.time() - start, 1), "compile_cpu_s": round(_cpu() - cpu, 1)}
         results = [program.run(feeds) for _, feeds, _, _ in calls]
     except (UnsupportedError, ShapeError, InputError) as e:

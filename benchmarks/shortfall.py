@@ -50,7 +50,8 @@ from polydyn.graph.expand import import_model
 from polydyn.graph.ir import Graph, iterators
 from polydyn.program.assemble import build_program
 from polydyn.program.plan import Buffer, HostPlan, Launch, size_bytes
-from polydyn.runtime.program import LaunchTime, Program
+from polydyn.runtime.launch_times import LaunchTime
+from polydyn.runtime.program import Program
 from polydyn.schedules.expr import Op, walk
 from polydyn.schedules.index import product
 from polydyn.testing import models

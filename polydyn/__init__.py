@@ -8,6 +8,7 @@
 from __future__ import annotations
 
 import sys
+import time
 from typing import TYPE_CHECKING, Any
 
 if sys.platform != "linux":
@@ -17,8 +18,9 @@ if sys.platform != "linux":
     )
 
 if TYPE_CHECKING:
-    from polydyn.compiler import Options as Options
+    from polydyn.backends.options import Options as Options
     from polydyn.errors import PolydynError as PolydynError
+    from polydyn.program_cache import compile as compile
     from polydyn.runtime.opening import load as load
     from polydyn.runtime.program import Program as Program
     from polydyn.session import InferenceSession as InferenceSession
@@ -29,9 +31,12 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
+IMPORTED_NS = time.time_ns()
+"""When this process imported polydyn."""
+
 _LAZY = {
-    "compile": "polydyn.compiler",
-    "Options": "polydyn.compiler",
+    "compile": "polydyn.program_cache",
+    "Options": "polydyn.backends.options",
     "load": "polydyn.runtime.opening",
     "Program": "polydyn.runtime.program",
     "tune": "polydyn.measure",

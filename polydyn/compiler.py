@@ -1,4 +1,4 @@
-"""polydyn.compile: the stages from a model to a program, one named call each."""
+"""The compiler: the stages from a model to a program, one named call each."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from functools import partial
 from pathlib import Path
 from typing import TypeAlias
 
-from polydyn.backends import Options, Target, target_of
+from polydyn.backends import Options, target_of
+from polydyn.backends.base import Target
 from polydyn.backends.launches import distinct_kernels, host_plan
 from polydyn.build.compiler import TARGETS, architecture_of, find_compiler, required_features
 from polydyn.build.features import architecture, machine_features
@@ -66,19 +67,7 @@ def compile(
     records: str | os.PathLike[str] | None = None,
     symbols: Symbols | None = None,
 ) -> Program:
-    """Compile an ONNX model once, for every shape.
-
-    ``model``: path, bytes or ``onnx.ModelProto``. ``target``: ``cpu`` (this machine), ``cpu:avx512``, ``cpu:avx2``,
-    ``cpu:amx`` (AVX-512 and tiles, ``cpu:amx-emulated`` with tiles in C), ``cpu:neon`` (arm64); ``cuda:sm_80`` (86, 89,
-    90a, 100), ``cuda`` (all of them), ``cuda:emulated`` (docs/adr/0011-cuda-runtime.md). ``dims``: facts about dynamic
-    dims by name, an inclusive range (low, high) or ``polydyn.Sizes`` with a multiple and likely sizes. Every call
-    checks ranges and multiples; no range means [0, inf). ``threads``: threads per call, by default all cores of this
-    process. ``records``: a file of ``polydyn.tune``, which is only read; equal records give equal programs. Among
-    results tuned for several numbers of threads, a call uses those for its own number. For a GPU, the records of its
-    architecture are used. ``symbols``: makes a static export dynamic, as in ``{"input_ids": ("B", "L")}``: a name for
-    each axis of an input, None for an axis that does not change. ShapeError names the first constant that contradicts.
-    Raises PolydynError, see ``polydyn.errors``.
-    """
+    """Compile a model without the program cache. Arguments and errors are those of ``polydyn.compile``."""
     check_threads(threads)
     _refuse_elsewhere(target)
     artifact, compiled = compile_artifact(

@@ -186,6 +186,13 @@ def verifying(level: Verify = Verify.PASSES) -> bool:
     return _number("POLYDYN_VERIFY", max(Verify)) >= level
 
 
+def is_observed() -> bool:
+    """Return whether the environment requests output or checks of compilations, so that a stored program does not do.
+    Raises DebugError for an invalid variable.
+    """
+    return bool(_number("POLYDYN_DEBUG", max(Level)) or os.environ.get("POLYDYN_DUMP_DIR")) or verifying()
+
+
 def _unwatched(name: str, value: T, text: Callable[[T], str] | None = None) -> T:
     return value
 

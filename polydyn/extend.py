@@ -15,7 +15,6 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from functools import partial
-from typing import Any
 
 import onnx
 import onnx.defs
@@ -58,7 +57,9 @@ __all__ = [
 ]  # fmt: skip
 
 _REGISTERED: dict[str, str] = {}
-"""Maps an operator to a digest of its registration."""
+"""Maps an operator to a digest of its registration; "" if Python rules define it, which have no digest of all that
+they use.
+"""
 
 
 def operator(name: str, *, infer: InferRule) -> Callable[[ExpandRule], ExpandRule]:
@@ -70,7 +71,7 @@ def operator(name: str, *, infer: InferRule) -> Callable[[ExpandRule], ExpandRul
 
     def register(expand: ExpandRule) -> ExpandRule:
         OPERATORS[name] = Operator(name, infer, expand)
-        _REGISTERED[name] = digest(*_code(infer), *_code(expand))
+        _REGISTERED[name] = ""
         return expand
 
     return register
@@ -113,11 +114,18 @@ def c_operator(
         raise ModelError(f"{name}: C functions of {dtype} are not built", remedy="float32, float64 or an integer type")
     c_function(symbol, inputs, reference, text)
     OPERATORS[name] = Operator(name, infer, partial(_call, symbol, inputs, dtype))
-    _REGISTERED[name] = digest(symbol, text, dtype, str(inputs), *_code(infer))
+    plain = infer in (broadcast_infer, same_as_input)
+    _REGISTERED[name] = digest(symbol, text, dtype, str(inputs), infer.__name__) if plain else ""
 
 
-def fingerprint() -> str:
-    """Return a digest of all registrations, part of the keys of cached programs; empty if there are none."""
+def fingerprint() -> str | None:
+    """Return a digest of all registrations, part of the keys of cached programs; empty if there are none.
+
+    Returns None if Python rules define an operator: two processes cannot tell whether their rules are equal, because
+    rules may call any code. Programs are then not cached.
+    """
+    if not all(_REGISTERED.values()):
+        return None
     return digest(*(f"{n}={d}" for n, d in sorted(_REGISTERED.items()))) if _REGISTERED else ""
 
 
@@ -141,10 +149,3 @@ def _take(name: str) -> None:
         if name not in load_operators() and name not in BODIES:
             return
     raise ModelError(f"{name} is defined already", remedy="give the operator another name")
-
-
-def _code(f: Callable[..., Any]) -> list[bytes | str]:
-    """Return what distinguishes Python functions: their code, and the names that they use."""
-    f = getattr(f, "func", f)
-    code = getattr(f, "__code__", None)
-    return [repr(f)] if code is None else [code.co_code, repr(code.co_consts), repr(code.co_names)]

@@ -7,6 +7,11 @@ from typing import Any
 
 from polydyn.errors import UnsupportedError
 
+FALLBACK = "onnxruntime"
+"""The value of ``Options.fallback``, and the kind of the host's steps that ONNX Runtime computes."""
+RUNS = "runs in ONNX Runtime"
+"""Text of every note about a node that ONNX Runtime computes."""
+
 
 def ort_session(model: bytes | str, threads: int | None = None, spin: bool = True) -> Any:
     """Open a session of ONNX Runtime on the CPU.

@@ -1,176 +1,136 @@
-"""Programs in the disk cache, by content: one model with the same arguments is compiled once per machine.
+"""``polydyn.compile``, and the disk cache of programs: one model with the same arguments is compiled once per machine.
 
-Sessions, the torch backend and offline jobs use this cache. The key holds everything that determines the artifact: the
-model's bytes and its external data, the arguments, the content of the records, the processor, the C compiler, and
-polydyn's own sources, so that a program of another polydyn version is never used.
+``polydyn.compile``, the command line, sessions, the torch backend and offline jobs use this cache. ``program_key``
+computes the names of its files (docs/adr/0035-one-key.md). The compiler is imported only if a program is not stored.
 """
 
 from __future__ import annotations
 
 import contextlib
-import functools
-import hashlib
-import json
 import os
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field, replace
+import warnings
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
-import onnx
-
-import polydyn
-from polydyn.build.cache import cache_dir, digest
-from polydyn.build.compiler import find_compiler
-from polydyn.build.eviction import grown, touch
-from polydyn.build.features import data_cache, machine_features
-from polydyn.compiler import Options, compile
-from polydyn.errors import ArtifactError, ModelError
-from polydyn.extend import fingerprint
-from polydyn.graph.dynamic import Symbols
-from polydyn.graph.importer import ModelLike, external_path
+from polydyn.backends.options import Options
+from polydyn.build.cache import cache_dir, cache_root
+from polydyn.build.eviction import cache_limit, grown, touch
+from polydyn.debug import is_observed
+from polydyn.errors import ArtifactError, BuildError, FallbackWarning, PolydynError
+from polydyn.onnx_runtime import RUNS
+from polydyn.program_key import Arguments, program_key, sources_changed
 from polydyn.runtime.artifact import read_artifact
 from polydyn.runtime.opening import open_program
-from polydyn.runtime.program import Program
-from polydyn.search.records import Records
-from polydyn.shapes.sizes import Dims, sizes_by_name
+from polydyn.runtime.program import Program, check_threads
 
-SOURCES = (".py", ".c", ".cpp", ".h", ".cuh", ".json", ".csv", ".txt")
+if TYPE_CHECKING:
+    from polydyn.graph.dynamic import Symbols
+    from polydyn.graph.importer import ModelLike
+    from polydyn.shapes.sizes import Dims
+
+__all__ = ["Arguments", "cached_program", "compile", "stored_program"]
+
+KIND = "programs"
+"""The folder of the cache."""
+UNKEYED = (PolydynError, TypeError, ValueError, AttributeError)
+"""Errors of ``program_key`` for a wrong model or argument, which the compiler reports; and ValueError for an
+``onnx.ModelProto`` of more than 2 GB, which has no serialized form.
+"""
 
 
-@dataclass(frozen=True)
-class Arguments:
-    """Arguments of ``polydyn.compile`` other than the model and the threads, which do not change a program."""
+def compile(
+    model: ModelLike,
+    *,
+    target: str = "cpu",
+    dims: Dims | None = None,
+    threads: int | None = None,
+    options: Options | None = None,
+    records: str | os.PathLike[str] | None = None,
+    symbols: Symbols | None = None,
+    cache: bool = True,
+) -> Program:
+    """Compile an ONNX model once, for every shape.
 
-    target: str = "cpu"
-    dims: Dims = field(default_factory=dict)
-    options: Options = field(default_factory=Options)
-    records: str | os.PathLike[str] | None = None
-    symbols: Symbols = field(default_factory=dict)
+    ``model``: path, bytes or ``onnx.ModelProto``. ``target``: ``cpu`` (this machine), ``cpu:avx512``, ``cpu:avx2``,
+    ``cpu:amx`` (AVX-512 and tiles, ``cpu:amx-emulated`` with tiles in C), ``cpu:neon`` (arm64); ``cuda:sm_80`` (86, 89,
+    90a, 100), ``cuda`` (all of them), ``cuda:emulated`` (docs/adr/0011-cuda-runtime.md). ``dims``: facts about dynamic
+    dims by name, an inclusive range (low, high) or ``polydyn.Sizes`` with a multiple and likely sizes. Every call
+    checks ranges and multiples; no range means [0, inf). ``threads``: threads per call, by default all cores of this
+    process. ``records``: a file of ``polydyn.tune``, which is only read; equal records give equal programs. Among
+    results tuned for several numbers of threads, a call uses those for its own number. For a GPU, the records of its
+    architecture are used. ``symbols``: makes a static export dynamic, as in ``{"input_ids": ("B", "L")}``: a name for
+    each axis of an input, None for an axis that does not change. ShapeError names the first constant that contradicts.
+    ``cache``: use the program cache. A model that was compiled before (same model with its external data, arguments,
+    records, polydyn and compiler) opens without being compiled again, and a new program is stored. With False it is
+    always compiled (kernels still come from the cache of objects). Raises PolydynError, see ``polydyn.errors``.
+    """
+    if cache:
+        arguments = Arguments(target, dims or {}, options or Options(), records, symbols or {})
+        return cached_program(model, arguments, threads=threads)
+    from polydyn.compiler import compile as compile_afresh
 
-    def to_json(self) -> dict[str, Any]:
-        """Return plain data that is equal for equal arguments. Records are identified by their content."""
-        options = {f: getattr(self.options, f) for f in self.options.__dataclass_fields__}
-        return {
-            "target": self.target,
-            "dims": {n: s.to_json() for n, s in sorted(sizes_by_name(self.dims).items())},
-            "options": {n: sorted(v) if isinstance(v, (set, frozenset)) else v for n, v in options.items()},
-            "records": _content(self.records) if self.records is not None else None,
-            "symbols": {n: list(axes) for n, axes in sorted(self.symbols.items())},
-        }
+    return compile_afresh(
+        model, target=target, dims=dims, threads=threads, options=options, records=records, symbols=symbols
+    )
 
 
 def cached_program(model: ModelLike, arguments: Arguments | None = None, *, threads: int | None = None) -> Program:
     """Return the program of a model from the cache, or compile and store it.
 
-    ``Program.compilations`` is 0 for a cached program. Raises the errors of ``polydyn.compile``.
+    ``Program.compilations`` is 0 for a cached program. It is always compiled if its compilation is observed
+    (``polydyn.debug``). Raises the errors of ``polydyn.compile``; a cache that cannot be written, or a damaged entry,
+    is not an error here.
     """
+    check_threads(threads)
     arguments = arguments or Arguments()
-    path = cache_dir("programs") / f"{program_key(model, arguments)}.polydyn"
-    if path.exists():
-        touch(path)
-        with contextlib.suppress(ArtifactError):  # damaged, or evicted just now: compile again
-            artifact = replace(read_artifact(path), file=None)  # files of the cache are never overwritten
-            return open_program(artifact, threads=threads)
-    program = compile(model, threads=threads, **vars(arguments))
-    program.save(path, with_threads=False)
-    grown(path.parent.parent, path.stat().st_size)
+    key = _key(model, arguments)
+    program = stored_program(key, threads=threads) if key else None
+    if program is None:
+        program = _compile(model, arguments, threads)
+        if key and key == _key(model, arguments):  # the model's file did not change meanwhile
+            _store(program, key)
     return program
 
 
-def program_key(model: ModelLike, arguments: Arguments) -> str:
-    """Return the SHA-256 of everything that determines the artifact, as hex text. Raises ModelError or
-    ArtifactError.
-    """
-    machine = json.dumps([sorted(machine_features()), data_cache(2), find_compiler().version])
-    said = json.dumps(arguments.to_json(), sort_keys=True)
-    return digest(model_digest(model), said, machine, code_digest(), fingerprint())
-
-
-def model_digest(model: ModelLike) -> str:
-    """Return the SHA-256 of a model's bytes and of its external data files.
-
-    Raises ModelError if a file cannot be read, or is outside the folder of the model.
-    """
-    h = hashlib.sha256()
-    if isinstance(model, onnx.ModelProto):
-        h.update(model.SerializeToString(deterministic=True))
-    elif isinstance(model, (str, os.PathLike)):
-        data = _read(Path(model))
-        h.update(data)
-        for name, path in external_files(data, Path(model).resolve().parent).items():
-            h.update(digest(name, file_digest(path)).encode())
-    else:
-        h.update(model)
-    return h.hexdigest()
-
-
-def external_files(data: bytes, folder: Path) -> dict[str, Path]:
-    """Return the external data files of a serialized model in ``folder``: name in the model to resolved path, sorted.
-
-    Bytes that are not an ONNX protobuf have none; the compiler reports them. Raises ModelError, see
-    ``external_path``.
-    """
-    if b"location" not in data:
-        return {}
-    proto = onnx.ModelProto()
+def stored_program(key: str, *, threads: int | None = None) -> Program | None:
+    """Return the program of a key; None if the cache does not have it, or its file is damaged."""
+    path = _path(key)
+    if not touch(path):
+        return None
     try:
-        proto.ParseFromString(data)
-    except Exception:  # protobuf's errors have no common base class
-        return {}
-    tensors = [*_tensors(proto.graph), *(t for f in proto.functions for t in _of_nodes(f.node))]
-    external = {e.value: t for t in tensors for e in t.external_data if e.key == "location"}
-    return {name: external_path(folder.resolve(), t) for name, t in sorted(external.items())}
+        artifact = replace(read_artifact(path), file=None)  # files of the cache are never overwritten
+    except ArtifactError:  # damaged, or evicted just now
+        return None
+    for note in artifact.manifest["notes"]:
+        if f") {RUNS}: " in note:
+            warnings.warn(note, FallbackWarning, stacklevel=4)
+    return open_program(artifact, threads=threads)
 
 
-def file_digest(path: Path) -> str:
-    """Return the SHA-256 of a file, which need not fit in memory. Raises ModelError if it cannot be read."""
-    h = hashlib.sha256()
-    try:
-        with path.open("rb") as f:
-            while chunk := f.read(1 << 22):
-                h.update(chunk)
-    except OSError as e:
-        raise ModelError(f"cannot read {path}: {e.strerror}", remedy="keep the data files with the model") from e
-    return h.hexdigest()
+def _compile(model: ModelLike, arguments: Arguments, threads: int | None) -> Program:
+    from polydyn import compiler  # all passes: a stored program needs none
+
+    return compiler.compile(model, threads=threads, **vars(arguments))
 
 
-def _tensors(graph: onnx.GraphProto) -> Iterator[onnx.TensorProto]:
-    yield from graph.initializer
-    yield from _of_nodes(graph.node)
+def _key(model: ModelLike, arguments: Arguments) -> str:
+    """Return the key of a program; "" if it must be compiled, or if it cannot be computed."""
+    if is_observed() or sources_changed():
+        return ""
+    with contextlib.suppress(*UNKEYED):
+        return program_key(model, arguments)
+    return ""
 
 
-def _of_nodes(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.TensorProto]:
-    for node in nodes:
-        for a in node.attribute:
-            yield from [a.t] if a.HasField("t") else a.tensors
-            inner: Iterable[onnx.GraphProto] = [a.g] if a.HasField("g") else a.graphs
-            for g in inner:
-                yield from _tensors(g)
+def _path(key: str) -> Path:
+    return cache_root() / KIND / f"{key}.polydyn"
 
 
-def _read(path: Path) -> bytes:
-    try:
-        return path.read_bytes()
-    except (OSError, ValueError) as e:  # ValueError: a path with a NUL
-        why = getattr(e, "strerror", None) or e
-        raise ModelError(f"cannot read {path}: {why}", remedy="give the path of an .onnx file") from e
-
-
-def _content(records: str | os.PathLike[str]) -> str:
-    with Records.open(records, readonly=True) as opened:
-        return opened.digest()
-
-
-@functools.cache
-def code_digest() -> str:
-    """Return the SHA-256 over polydyn's own files. The version alone does not change with every change of the code."""
-    root = Path(polydyn.__file__).parent
-    h = hashlib.sha256()
-    for folder, folders, files in os.walk(root, followlinks=True):
-        folders[:] = sorted(f for f in folders if f != "__pycache__")
-        for name in sorted(files):
-            if name.endswith(SOURCES):
-                path = Path(folder) / name
-                h.update(digest(str(path.relative_to(root)), path.read_bytes()).encode())
-    return h.hexdigest()
+def _store(program: Program, key: str) -> None:
+    """Store a program, unless it would fill half of the cache or the cache cannot be written."""
+    with contextlib.suppress(ArtifactError, BuildError, OSError):
+        if program.weight_bytes <= cache_limit() // 2:
+            path = cache_dir(KIND) / f"{key}.polydyn"
+            program.save(path, with_threads=False)
+            grown(path.parent.parent, path.stat().st_size)

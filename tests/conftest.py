@@ -7,6 +7,7 @@ import os
 import sys
 from collections import defaultdict
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from zlib import crc32
 
@@ -14,6 +15,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, settings
 
+import polydyn
 from polydyn import extend
 from polydyn.build.cache import cache_dir
 from polydyn.errors import BuildError
@@ -91,6 +93,17 @@ def verified_passes(request: pytest.FixtureRequest) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         if "POLYDYN_VERIFY" not in os.environ and folder in ("unit", "kernels", "cuda", "models"):
             patch.setenv("POLYDYN_VERIFY", "1")
+        yield
+
+
+@pytest.fixture(scope="module", autouse=True)
+def programs_compiled_afresh(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Let ``polydyn.compile`` compile in every test: a stored program would hide what a test changes in the compiler.
+    Tests of the program cache pass ``cache=True``. Tests of the house read the signature, so it stays there.
+    """
+    with pytest.MonkeyPatch.context() as patch:
+        if "house" not in request.path.parts:
+            patch.setattr(polydyn, "compile", partial(polydyn.compile, cache=False))
         yield
 
 

@@ -30,7 +30,7 @@ from polydyn.runtime.cuda.timing import (
     sets_beyond,
 )
 from polydyn.runtime.explain import resolve_dims
-from polydyn.runtime.expressions import evaluate
+from polydyn.runtime.plain_expressions import evaluate
 
 Result = dict[str, Any]
 L2_BYTES = 38

@@ -18,7 +18,8 @@ from polydyn.runtime.cuda.program import MULTIPROCESSORS, SHARED_OPT_IN, CudaPro
 from polydyn.runtime.cuda.tensormap import PixelBox, TensorMap, element_type
 from polydyn.runtime.cuda.timing import Times, Work
 from polydyn.runtime.explain import Device, refusal, resolve_dims
-from polydyn.runtime.expressions import decision_from_json, evaluate
+from polydyn.runtime.expressions import decision_from_json
+from polydyn.runtime.plain_expressions import evaluate
 from polydyn.schedules.decision import cost
 
 EMULATED_VERSIONS = 4

@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
-from polydyn.backends.base import Options, Target
-from polydyn.backends.cpu import Cpu
-from polydyn.backends.cuda import Cuda
-from polydyn.gpu.targets import is_cuda
+from typing import TYPE_CHECKING
 
-__all__ = ["Options", "Target", "target_of"]
+from polydyn.backends.options import Options
+
+if TYPE_CHECKING:
+    from polydyn.backends.base import Target
+
+__all__ = ["Options", "target_of"]
 
 
 def target_of(name: str, options: Options | None = None) -> Target:
     """Return the target of a name. UnsupportedError: no target has this name, or it does not support the options."""
-    return (Cuda if is_cuda(name) else Cpu)(name, options or Options())
+    from polydyn.gpu.targets import is_cuda
+
+    if is_cuda(name):
+        from polydyn.backends.cuda import Cuda
+
+        return Cuda(name, options or Options())
+    from polydyn.backends.cpu import Cpu
+
+    return Cpu(name, options or Options())

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
-from polydyn.backends.base import BF16, TF32X3, Kernels, Options, Target
+from polydyn.backends.base import Kernels, Target
+from polydyn.backends.options import BF16, TF32X3, Options
 from polydyn.build.compiler import find_compiler, required_features
 from polydyn.build.features import architecture, machine_features
 from polydyn.codegen.cpu.target import AVX2, AVX512, NEON, CpuTarget, leaf_headers

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
-from polydyn.backends.base import BF16, TF32X3, Kernels, Options, Target
+from polydyn.backends.base import Kernels, Target
+from polydyn.backends.options import BF16, TF32X3, Options
 from polydyn.errors import UnsupportedError
 from polydyn.fusion.facts import facts_of
 from polydyn.fusion.plan import FusionPlan

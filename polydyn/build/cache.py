@@ -11,7 +11,6 @@ import contextlib
 import ctypes
 import hashlib
 import os
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
@@ -59,6 +58,8 @@ def replacing(path: Path) -> Iterator[IO[bytes]]:
     """Yield a file with a temporary name in the same folder. At the end of the block it is renamed to ``path``; after
     an error it is removed. OSError as from ``open``.
     """
+    import tempfile  # only writing needs it
+
     fd, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
     try:
         with os.fdopen(fd, "w+b") as f:

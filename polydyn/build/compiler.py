@@ -8,7 +8,6 @@ import shlex
 import shutil
 import signal
 import subprocess
-import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
@@ -173,6 +172,8 @@ class Building:
         self._compiled = 0
 
     def __enter__(self) -> Building:
+        import tempfile  # finding a compiler does not need it
+
         with _folder_errors():
             self._folder = tempfile.TemporaryDirectory(prefix="polydyn-", ignore_cleanup_errors=True)
             self._work = Path(self._folder.name)

@@ -25,7 +25,7 @@ KINDS = {
     "cuda": "compiled CUDA, with the output of ptxas",
     "emulated": "CUDA compiled for the CPU",
     "libcuda": "the driver library of the emulation",
-    "programs": "whole programs of sessions, of torch.compile and of jobs",
+    "programs": "whole programs, as polydyn.compile stores them",
 }
 """Folders that can be created again from their sources. ``machines`` is not one of them: it contains measurements."""
 

@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from polydyn.errors import InputError, ShapeError
 from polydyn.runtime.explain import resolve_dims
-from polydyn.runtime.expressions import evaluate
+from polydyn.runtime.plain_expressions import evaluate
 from polydyn.runtime.program import Program, numpy_dtype
 from polydyn.shapes.sizes import Sizes
 

@@ -10,17 +10,17 @@ from typing import Any
 
 import click
 
-from polydyn.backends.base import BF16, TF32X3
+from polydyn.backends.options import BF16, TF32X3, Options
 from polydyn.build.compiler import architecture_of
 from polydyn.build.features import architecture
 from polydyn.cli.inputs import dim_sizes, named_axes
 from polydyn.cli.progress import working
-from polydyn.compiler import Options, compile_artifact
-from polydyn.compiler import compile as compile_model
+from polydyn.compiler import compile_artifact
 from polydyn.errors import InputError
 from polydyn.fusion.pipeline import NAMES
 from polydyn.graph.importer import ModelLike
-from polydyn.graph.regions import KIND as FALLBACK
+from polydyn.onnx_runtime import FALLBACK
+from polydyn.program_cache import compile as compile_model
 from polydyn.runtime.artifact import Artifact, is_artifact
 from polydyn.runtime.opening import load
 from polydyn.runtime.program import Program
@@ -48,6 +48,7 @@ class CompileSettings:
     winograd: int = Options.winograd
     records: str | None = None
     symbols: tuple[tuple[str, tuple[str | None, ...]], ...] = ()
+    no_cache: bool = False
 
     @property
     def options(self) -> Options:
@@ -69,7 +70,7 @@ class CompileSettings:
 
     def compile_model(self, model: ModelLike) -> Program:
         """Compile a model."""
-        return compile_model(model, threads=self.threads, **self.arguments)
+        return compile_model(model, threads=self.threads, cache=not self.no_cache, **self.arguments)
 
     @property
     def foreign(self) -> bool:
@@ -82,14 +83,14 @@ class CompileSettings:
             return compile_artifact(model, **self.arguments)[0]
 
     def open(self, path: str) -> Program:
-        """Open an artifact, or compile a model (fast if the cache has its kernels).
+        """Open an artifact, or compile a model (fast if the cache has its program).
 
         InputError: options for compilation are combined with an artifact.
         """
         if not is_artifact(path):
             return self.compile(path)
         program = load(path, threads=self.threads)
-        changed = replace(self, threads=None, target="cpu") != CompileSettings()
+        changed = replace(self, threads=None, target="cpu", no_cache=False) != CompileSettings()
         if changed or self.target not in ("cpu", program.manifest["target"]):
             raise InputError(
                 f"{path} is already compiled, for {program.manifest['target']}",
@@ -126,6 +127,7 @@ def of_machine(f: Callable[..., Any]) -> Callable[..., Any]:
             show_default=True,
             help="Side in pixels of the tiles of 3x3 convolutions; 4 is faster and less exact.",
         ),
+        option("--no-cache", is_flag=True, help="Compile a model even if the cache has its program."),
         option("--strategy", default=default, show_default=True, type=strategies, help="Use this strategy's records."),
         option("--threads", type=click.IntRange(1, 256), help="Threads per call; default: all cores."),
         option("--target", default="cpu", show_default=True, help="cpu, cpu:avx2, cpu:neon, cuda:sm_80 ..."),

@@ -12,6 +12,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -151,6 +152,7 @@ class Search:
 
 
 def _failure(name: str, settings: CompileSettings, shape: Mapping[str, int], command: str, match: str) -> Failure:
+    settings = replace(settings, no_cache=True)  # the smaller models are compiled once
     if name == "command":
         return lambda m: _command(m, command)
     if name == "crash":

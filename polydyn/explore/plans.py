@@ -15,7 +15,8 @@ from polydyn.fusion.plan import FusionPlan
 from polydyn.graph.ir import Compute, Guard, Tensor
 from polydyn.lowering.place import flops
 from polydyn.program.plan import Buffer, HostPlan
-from polydyn.runtime.expressions import Expression, from_json
+from polydyn.runtime.expressions import from_json
+from polydyn.runtime.plain_expressions import Expression
 from polydyn.schedules.expr import ITEMSIZE
 from polydyn.schedules.index import ZERO, Atom, Index, product
 from polydyn.schedules.names import given_back

@@ -24,8 +24,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from polydyn.backends.base import Options
 from polydyn.backends.cpu import Cpu
+from polydyn.backends.options import Options
 from polydyn.build.cache import open_library
 from polydyn.build.compiler import build_library
 from polydyn.codegen.cpu.scheduled import ScheduledKernel

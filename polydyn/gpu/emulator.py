@@ -73,7 +73,7 @@ class _Kernel(ctypes.Structure):
 
 
 @functools.cache
-def _compiler() -> tuple[str, str]:
+def emulator_compiler() -> tuple[str, str]:
     """Return the host C++ compiler and its version line."""
     for name in ("g++", "clang++"):
         path = shutil.which(name)
@@ -93,7 +93,7 @@ def compile_shared(source: str, flags: Sequence[str], kind: str) -> Path:
 
     The file ends with a hash, which loaders ignore. BuildError: compiling failed; contains the compiler's message.
     """
-    path, version = _compiler()
+    path, version = emulator_compiler()
     warnings = ("-Wall", "-Wextra", "-Wno-unused-function", "-Wno-unknown-pragmas")
     options = ("-std=c++17", "-O1", "-ftree-vectorize", "-fPIC", "-shared", "-fwrapv", "-fvisibility=hidden", *warnings)
     command = [path, *options, f"-I{HEADERS}", *flags]

@@ -22,11 +22,10 @@ from polydyn.graph.importer import ImportedGraph
 from polydyn.graph.ir import Dim, Graph, Tensor
 from polydyn.graph.operators.registry import Context, ExpandContext, InferContext, Inferred, OnnxNode, Operator
 from polydyn.graph.regions import KIND, CannotCross, members
-from polydyn.onnx_runtime import ort_classes, ort_session
+from polydyn.onnx_runtime import RUNS, ort_classes, ort_session
 from polydyn.schedules.index import Index
 from polydyn.schedules.names import given_back
 
-RUNS = "runs in ONNX Runtime"
 MAX_CONSTANT_ELEMENTS = 1024
 """Maximum elements of a constant that is stored in the region's model: axes, sizes and scales, which some operators
 require to be constant.

@@ -13,8 +13,9 @@ from polydyn.errors import PolydynError, UnsupportedError
 from polydyn.graph.importer import ImportedGraph
 from polydyn.graph.inner import captured_by
 from polydyn.graph.operators.registry import OnnxNode
+from polydyn.onnx_runtime import FALLBACK
 
-KIND = "onnxruntime"
+KIND = FALLBACK
 """Kind of the regions' nodes and of the host's steps, and the value of ``Options.fallback``."""
 NOT_BUILT = "the operator is not built"
 

@@ -42,8 +42,8 @@ def main(request: Path) -> None:
 
 def arguments_of(data: Any) -> Any:
     """Convert the plain data of ``Arguments.to_json``, with a path for records, to ``Arguments``."""
-    from polydyn.compiler import Options
-    from polydyn.program_cache import Arguments
+    from polydyn.backends.options import Options
+    from polydyn.program_key import Arguments
     from polydyn.shapes.sizes import Sizes
 
     dims = {n: Sizes(**s) for n, s in data["dims"].items()}

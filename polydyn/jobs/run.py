@@ -26,7 +26,7 @@ from polydyn.jobs.ledger import DONE, Ledger, folder_of, only_one
 from polydyn.jobs.report import write_report
 from polydyn.jobs.spec import Job, read_jobs
 from polydyn.jobs.work import execute
-from polydyn.program_cache import code_digest, external_files, model_digest
+from polydyn.program_key import code_digest, external_files, model_digest
 from polydyn.search.records import Records
 
 FINAL = (DONE, "failed")

@@ -15,7 +15,7 @@ from polydyn.compiler import Options
 from polydyn.errors import InputError, PolydynError, ShapeError
 from polydyn.jobs.text import Entry, read_text
 from polydyn.measure import TRIALS, Seen
-from polydyn.program_cache import Arguments
+from polydyn.program_key import Arguments
 from polydyn.runtime.shapes_log import read_log
 from polydyn.search.strategies import STRATEGIES
 from polydyn.shapes.sizes import Sizes, SizesLike, sizes_by_name

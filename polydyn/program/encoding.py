@@ -11,8 +11,8 @@ from typing import Any
 
 from polydyn.errors import CodegenError
 from polydyn.program.frame import KINDS, is_in_c, label, loop_forms, written_by
-from polydyn.runtime.expressions import Expression
 from polydyn.runtime.native import DTYPE_CODES as DTYPES
+from polydyn.runtime.plain_expressions import Expression
 
 OPERATORS = {"+": 3, "*": 4, "//": 5, "min": 6, "max": 7}
 """The values of ``PD_PLUS`` and the following constants."""

@@ -29,8 +29,8 @@ import numpy.typing as npt
 from polydyn.build.cache import replacing
 from polydyn.build.features import architecture, machine_features
 from polydyn.errors import ArtifactError
-from polydyn.runtime.expressions import fold, unfold
 from polydyn.runtime.mapped import MappedFile
+from polydyn.runtime.plain_expressions import fold, unfold
 from polydyn.runtime.seal import SEAL, hash_of_parts, seal_weights
 
 FORMAT = 7

@@ -12,7 +12,8 @@ from typing import Any
 
 from polydyn.errors import InputError
 from polydyn.gpu.targets import special_runs
-from polydyn.runtime.expressions import decision_from_json, evaluate, symbols_of
+from polydyn.runtime.expressions import decision_from_json
+from polydyn.runtime.plain_expressions import evaluate, symbols_of
 from polydyn.runtime.symbols import THREADS, holds
 from polydyn.schedules.decision import Decision, choose, cost
 from polydyn.schedules.decision import explain as explain_decision

@@ -15,7 +15,8 @@ from polydyn.errors import InputError
 from polydyn.runtime.artifact import Artifact
 from polydyn.runtime.bound import BoundCall
 from polydyn.runtime.composite import attached, part_at
-from polydyn.runtime.program import Array, LaunchTime, Program, numpy_dtype
+from polydyn.runtime.launch_times import LaunchTime
+from polydyn.runtime.program import Array, Program, numpy_dtype
 from polydyn.runtime.spans import Span
 
 OVERRIDDEN, DEFAULTS = "overridden/", "defaults/"

@@ -10,30 +10,24 @@ import time
 import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from statistics import median
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from polydyn.errors import InputError, PolydynError, UnsupportedError
 from polydyn.runtime.artifact import Artifact
 from polydyn.runtime.bound import BoundCall, reject_conversions
-from polydyn.runtime.explain import Explanation
-from polydyn.runtime.expressions import Expression, evaluate
 from polydyn.runtime.fallback_step import other_runtime
 from polydyn.runtime.frames import Frame, Layout
+from polydyn.runtime.launch_times import LaunchTime, launch_times
 from polydyn.runtime.native import NativeOfParts, address_of, failure
-from polydyn.runtime.program import (
-    Array,
-    LaunchTime,
-    Program,
-    check_repeats,
-    check_threads,
-    launch_times,
-    numpy_dtype,
-)  # fmt: skip
+from polydyn.runtime.plain_expressions import Expression, evaluate
+from polydyn.runtime.program import Array, Program, check_repeats, check_threads, numpy_dtype
 from polydyn.runtime.sequence import STOP_PYTHON
 from polydyn.runtime.sharing import reject_sharing
+
+if TYPE_CHECKING:
+    from polydyn.runtime.explain import Explanation
 
 
 class PartsProgram(Program):
@@ -261,6 +255,8 @@ class PartsProgram(Program):
             rows: list[LaunchTime] = []
             self._run(feeds, rows)
             calls.append(rows)
+        from statistics import median  # its import takes longer than opening a program
+
         times = [round(median(c[k].nanoseconds for c in calls[1:])) for k in range(len(calls[0]))]
         return [replace(r, nanoseconds=t) for r, t in zip(calls[0], times, strict=True)]
 
@@ -274,6 +270,8 @@ class PartsProgram(Program):
         launches = tuple(x for e in parts for x in e.launches)
         notes = tuple(dict.fromkeys([*self.manifest["notes"], *(n for e in parts for n in e.notes)]))
         sizes = {k: v for e in parts for k, v in e.sizes.items()}
+        from polydyn.runtime.explain import Explanation  # loads the decisions of the schedules
+
         return Explanation(self.manifest["name"], dict(dims), self.threads, launches, notes, sizes)
 
 

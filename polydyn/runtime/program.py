@@ -6,9 +6,8 @@ import os
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
-from statistics import median
-from typing import Any
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -17,27 +16,17 @@ from polydyn.build.features import available_cores
 from polydyn.errors import InputError, PolydynError
 from polydyn.runtime.artifact import Artifact, write_artifact
 from polydyn.runtime.bound import BoundCall, reject_conversions
-from polydyn.runtime.explain import Explanation, explain
-from polydyn.runtime.expressions import evaluate
-from polydyn.runtime.native import BITS, DTYPE_CODES, Context, LaunchInfo, Native, address_of, new_output
+from polydyn.runtime.launch_times import LaunchTime, launch_times
+from polydyn.runtime.native import BITS, DTYPE_CODES, Context, Native, address_of, new_output
+from polydyn.runtime.plain_expressions import evaluate
 from polydyn.runtime.shapes_log import write_log
 from polydyn.runtime.sharing import reject_sharing, surely_apart
 from polydyn.runtime.spans import Span, reject_trace, shortest
 
+if TYPE_CHECKING:
+    from polydyn.runtime.explain import Explanation
+
 Array = npt.NDArray[Any]
-
-
-@dataclass(frozen=True)
-class LaunchTime:
-    """One launch of a profiled call: time in nanoseconds, and its work (operations, bytes, tasks)."""
-
-    label: str
-    kernel: str
-    nanoseconds: int
-    flops: int
-    bytes: int
-    tasks: int
-    threads: int
 
 
 def numpy_dtype(dtype: str) -> np.dtype[Any]:
@@ -464,6 +453,8 @@ class Program:
         ``dims``: sizes of the program's symbols; those that follow from others may be left out. ``str()`` of the
         result is a table. InputError: a dim is unknown or missing, or a guard does not hold.
         """
+        from polydyn.runtime.explain import explain  # loads the decisions of the schedules
+
         return explain(self.manifest, dims, self.threads)
 
     def save(self, path: str | os.PathLike[str], *, with_threads: bool = True) -> None:
@@ -489,12 +480,3 @@ def _close(native: Native, contexts: list[Context]) -> None:
     for context in contexts:
         native.library.pd_context_free(context.handle)
     native.library.pd_close(native.program)
-
-
-def launch_times(infos: Sequence[LaunchInfo], times: Sequence[Sequence[int]]) -> list[LaunchTime]:
-    """Return the work of each launch, and the median of its times."""
-    return [
-        LaunchTime(i.label.decode(), i.kernel.decode(), ns, i.flops, i.bytes, i.tasks, i.threads)
-        for k, i in enumerate(infos)
-        for ns in [round(median(t[k] for t in times))]
-    ]

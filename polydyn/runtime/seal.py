@@ -8,7 +8,6 @@ so that a model with new weights compiles no translation unit again. Standard li
 from __future__ import annotations
 
 import hashlib
-from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import numpy.typing as npt
@@ -34,6 +33,8 @@ def hash_of_parts(data: Bytes) -> str:
 
     if data.size <= PART:
         return joined_hash(map(part, range(0, data.size, PART)))
+    from concurrent.futures import ThreadPoolExecutor  # small programs open without it
+
     with ThreadPoolExecutor(available_cores()) as threads:  # hashlib releases the interpreter lock
         return joined_hash(threads.map(part, range(0, data.size, PART)))
 

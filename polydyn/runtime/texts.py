@@ -14,7 +14,8 @@ import numpy as np
 
 from polydyn.errors import InputError, UnsupportedError
 from polydyn.runtime.bound import BoundCall
-from polydyn.runtime.program import Array, LaunchTime, Program
+from polydyn.runtime.launch_times import LaunchTime
+from polydyn.runtime.program import Array, Program
 from polydyn.runtime.spans import Span
 
 TEXTS = "texts"

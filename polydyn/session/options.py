@@ -7,10 +7,9 @@ from collections.abc import Mapping
 from enum import IntEnum
 from typing import Any
 
-from polydyn.compiler import Options
+from polydyn.backends.options import Options
 from polydyn.errors import InputError, UnsupportedError
-from polydyn.fusion.pipeline import NAMES
-from polydyn.program_cache import Arguments
+from polydyn.program_key import Arguments
 from polydyn.session.missing_names import Refusing, missing
 from polydyn.shapes.sizes import Sizes, SizesLike
 
@@ -166,6 +165,8 @@ class SessionOptions(_Entries):
                 raise InputError(f"there is no config entry {key}", remedy=f"polydyn.dim.NAME, {', '.join(known)}")
         without = set(filter(None, values.get("without", "").split(",")))
         if self.graph_optimization_level == GraphOptimizationLevel.ORT_DISABLE_ALL:
+            from polydyn.fusion.pipeline import NAMES  # loads the passes
+
             without = set(NAMES)
         strategy, tf32 = values.get("strategy", Options.strategy), values.get("tf32", "0") == "1"
         side = values.get("winograd", str(Options.winograd))

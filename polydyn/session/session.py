@@ -8,18 +8,13 @@ import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import onnx
 
 from polydyn.errors import InputError, PolydynError, UnsupportedError
-from polydyn.gpu.errors import DeviceError
-from polydyn.gpu.targets import EMULATED, named
 from polydyn.program_cache import cached_program
 from polydyn.runtime.artifact import ZIP, is_artifact
-from polydyn.runtime.cuda.images import is_emulated
-from polydyn.runtime.cuda.session import open_session
 from polydyn.runtime.opening import load
 from polydyn.runtime.program import Program
 from polydyn.session.binding import IOBinding
@@ -27,6 +22,9 @@ from polydyn.session.missing_names import DOCUMENT, Refusing
 from polydyn.session.options import RunOptions, SessionOptions
 from polydyn.session.trace import Trace, call_events
 from polydyn.session.values import ModelMetadata, NodeArg, OrtValue, tensor_type
+
+if TYPE_CHECKING:
+    import onnx
 
 Provider = str | tuple[str, Mapping[str, Any]]
 
@@ -40,6 +38,11 @@ def get_available_providers() -> list[str]:
 
 def cuda_target(device_id: int = 0) -> str:
     """Return the target of a CUDA device of this machine; empty if there is none that polydyn supports."""
+    from polydyn.gpu.errors import DeviceError  # sessions on the CPU need no driver
+    from polydyn.gpu.targets import EMULATED, named
+    from polydyn.runtime.cuda.images import is_emulated
+    from polydyn.runtime.cuda.session import open_session
+
     try:
         driver = open_session(device_id).driver
     except DeviceError:
@@ -83,8 +86,8 @@ class InferenceSession(Refusing):
         self._provider, self._provider_options, target = choose_provider(providers, options)
         saved = _saved(self._model)
         if saved is None:
-            proto = _headers(self._model)
-            arguments = self._options.arguments(target, _denoted(proto))
+            denoted = _denoted(_headers(self._model)) if self._options.denotations else {}
+            arguments = self._options.arguments(target, denoted)
             self.program: Program = cached_program(self._model, arguments, threads=self._options.threads)
         else:
             self.program = load(saved, threads=self._options.threads)
@@ -296,6 +299,8 @@ def _saved(model: Any) -> Path | None:
 
 def _headers(model: Any) -> onnx.ModelProto:
     """Return the model without its external data; empty if it cannot be read, because compilation reports that."""
+    import onnx  # only overrides by denotation need it
+
     proto = onnx.ModelProto()
     try:
         proto.ParseFromString(bytes(model) if not isinstance(model, (str, os.PathLike)) else Path(model).read_bytes())

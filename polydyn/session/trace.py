@@ -10,7 +10,8 @@ from typing import Any
 
 from polydyn.build.cache import write_atomically
 from polydyn.errors import ArtifactError
-from polydyn.runtime.program import LaunchTime, Program
+from polydyn.runtime.launch_times import LaunchTime
+from polydyn.runtime.program import Program
 from polydyn.runtime.spans import Span, has_spans
 
 

@@ -10,13 +10,10 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import onnx
 
 from polydyn.errors import InputError, UnsupportedError
-from polydyn.graph.dtypes import onnx_dtype
 from polydyn.runtime.cuda.array import DeviceArray
 from polydyn.runtime.cuda.dlpack import CPU, CUDA_HOST, device_of
-from polydyn.runtime.cuda.session import open_session
 from polydyn.runtime.native import DTYPE_CODES
 from polydyn.runtime.program import numpy_dtype
 from polydyn.session.missing_names import Refusing
@@ -34,6 +31,8 @@ def tensor_type(dtype: str) -> str:
 
 def onnx_code(dtype: str) -> int:
     """Return the ``TensorProto.DataType`` of a dtype name."""
+    import onnx  # its import takes longer than opening a session
+
     return int(onnx.TensorProto.DataType.Value(_ONNX_NAMES.get(dtype, dtype).upper()))
 
 
@@ -43,6 +42,8 @@ def dtype_name(element_type: Any) -> str:
     UnsupportedError: ONNX has the type, polydyn does not. InputError: it is not a type.
     """
     if isinstance(element_type, int):
+        from polydyn.graph.dtypes import onnx_dtype  # imports onnx
+
         return onnx_dtype(element_type)
     try:
         dtype = np.dtype(element_type) if element_type is not None else None
@@ -150,6 +151,8 @@ class OrtValue(Refusing):
         checked_array(numpy_obj)
         if check_device(device_type, device_id) == "cpu":
             return cls(np.ascontiguousarray(numpy_obj) if numpy_obj.ndim else numpy_obj)
+        from polydyn.runtime.cuda.session import open_session  # opens the driver
+
         return cls(DeviceArray.of(open_session(device_id), numpy_obj))
 
     @classmethod
@@ -173,6 +176,8 @@ class OrtValue(Refusing):
         storage = numpy_dtype(dtype)
         if check_device(device_type, device_id) == "cpu":
             return cls(np.empty(sizes, storage), dtype)
+        from polydyn.runtime.cuda.session import open_session  # opens the driver
+
         return cls(DeviceArray(open_session(device_id), sizes, dtype, storage.itemsize), dtype)
 
     @classmethod

@@ -109,7 +109,7 @@ def by_reference(model: onnx.ModelProto) -> Run:
 
 def on_cpu(model: onnx.ModelProto, options: polydyn.Options | None = None) -> Run:
     """Compile a model for the CPU."""
-    program = polydyn.compile(model, threads=1, options=options)
+    program = polydyn.compile(model, threads=1, options=options, cache=False)
     dtypes = {o["name"]: numpy_dtype(o["dtype"]) for o in program.manifest["outputs"]}
     return lambda feeds: {n: x.view(dtypes[n]) for n, x in program.run(dict(feeds)).items()}
 

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from polydyn.compiler import Options
+from polydyn.backends.options import Options
 from polydyn.errors import InputError
-from polydyn.program_cache import Arguments
+from polydyn.program_key import Arguments
 
 CHOICES = ("without", "strategy", "tf32", "precision", "winograd")
 """Options that are fields of ``polydyn.Options``."""

@@ -27,7 +27,7 @@ from polydyn.jobs.cluster import ClusterError
 from polydyn.jobs.ledger import Ledger, folder_of, latest
 from polydyn.jobs.spec import KEYS, TUNE_KEYS
 from polydyn.jobs.work import execute, resident_bytes
-from polydyn.program_cache import program_key
+from polydyn.program_key import program_key
 from polydyn.search.records import Records
 from tests.support.paths import ROOT
 from tests.support.tiny import model, node

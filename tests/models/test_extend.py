@@ -16,7 +16,7 @@ from polydyn.errors import ModelError, UnsupportedError
 from polydyn.extend import fingerprint
 from polydyn.graph.expand import import_model
 from polydyn.graph.reference import evaluate
-from polydyn.program_cache import Arguments, program_key
+from polydyn.program_key import Arguments, program_key
 from tests.support.paths import ROOT
 from tests.support.tiny import node
 
@@ -97,8 +97,12 @@ def test_c_functions_that_are_not_there() -> None:
         extend.c_operator("my.domain::G", "f", "static inline float f(float x) { return x; }", np.abs, dtype="float16")
 
 
-def test_programs_of_other_registrations_are_others_in_the_cache() -> None:
+def test_programs_of_other_registrations_are_others_in_the_cache(monkeypatch: pytest.MonkeyPatch) -> None:
     model = custom("PairSum", "x")
+    assert fingerprint() is None  # the page also has operators by Python rules
+    with pytest.raises(UnsupportedError, match="Python rules"):
+        program_key(model, Arguments())
+    monkeypatch.setattr(extend, "_REGISTERED", {})
     before, key = fingerprint(), program_key(model, Arguments())
     extend.c_operator("my.domain::Later", "later", "static inline float later(float x) { return -x; }", np.negative)
     assert fingerprint() != before

@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 
 import polydyn
 from polydyn.errors import ArtifactError, InputError
-from polydyn.runtime.expressions import evaluate, fold, symbols_of, to_json, unfold
+from polydyn.runtime.expressions import to_json
+from polydyn.runtime.plain_expressions import evaluate, fold, symbols_of, unfold
 from polydyn.runtime.program import Program
 from polydyn.schedules.index import Index, fetch, maximum, minimum
 from polydyn.testing.inputs import feeds

@@ -40,7 +40,7 @@ from polydyn.fusion.pipeline import fusion_plan
 from polydyn.graph.expand import import_model
 from polydyn.measure import Progress
 from polydyn.runtime.explain import explain
-from polydyn.runtime.program import LaunchTime
+from polydyn.runtime.launch_times import LaunchTime
 from polydyn.runtime.spans import Span
 from polydyn.schedules.index import Index
 from polydyn.schedules.interpret import instances

@@ -17,6 +17,7 @@ import pytest
 
 import polydyn
 import polydyn.session
+from polydyn import compiler
 from polydyn.errors import InputError, ModelError, ShapeError, UnsupportedError
 from tests.support.marks import slow
 from tests.support.stored import path_of
@@ -179,12 +180,10 @@ def _saved() -> str:
 def test_a_second_session_compiles_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     polydyn.InferenceSession(BERT)
     monkeypatch.setenv("CC_CALLED", "1")
-    import polydyn.program_cache as cache
-
     def fails(*_: Any, **__: Any) -> None:
         raise AssertionError("compiled again")
 
-    monkeypatch.setattr(cache, "compile", fails)
+    monkeypatch.setattr(compiler, "compile", fails)
     assert polydyn.InferenceSession(Path(BERT).read_bytes()).program.compilations == 0
     options = polydyn.SessionOptions()
     options.add_session_config_entry("polydyn.without", "stitch")

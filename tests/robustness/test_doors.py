@@ -18,7 +18,7 @@ import pytest
 
 import polydyn
 from polydyn.errors import ArtifactError, InputError, ModelError
-from polydyn.program_cache import external_files, model_digest
+from polydyn.program_key import external_files, model_digest
 from polydyn.runtime import artifact
 from tests.support.tiny import model, node
 

@@ -13,7 +13,8 @@ from polydyn.explore.pictures.axes import Axes, Axis
 from polydyn.explore.pictures.colours import DARK, hues, si
 from polydyn.explore.pictures.sheet import Picture, Sheet
 from polydyn.runtime.explain import ExplainedLaunch, Explanation
-from polydyn.runtime.program import LaunchTime, Program
+from polydyn.runtime.launch_times import LaunchTime
+from polydyn.runtime.program import Program
 from polydyn.runtime.spans import Span
 from polydyn.search.hardware import Hardware
 

@@ -9,7 +9,8 @@ from typing import Any
 from polydyn.explore.pictures.calls import roofline, timeline
 from polydyn.explore.pictures.colours import safe, si
 from polydyn.runtime.explain import Explanation
-from polydyn.runtime.program import LaunchTime, Program
+from polydyn.runtime.launch_times import LaunchTime
+from polydyn.runtime.program import Program
 from polydyn.runtime.spans import Span
 from polydyn.search.hardware import Hardware, Instruction
 

@@ -15,7 +15,8 @@ from polydyn.explore.pictures.colours import GREY, RED, hues, ink, scale, si
 from polydyn.explore.pictures.sheet import Picture, Sheet
 from polydyn.measure import Progress
 from polydyn.runtime.explain import refusal, resolve_dims
-from polydyn.runtime.expressions import decision_from_json, evaluate
+from polydyn.runtime.expressions import decision_from_json
+from polydyn.runtime.plain_expressions import evaluate
 from polydyn.runtime.program import Program
 from polydyn.runtime.symbols import THREADS
 from polydyn.schedules.decision import Decision, choose, cost

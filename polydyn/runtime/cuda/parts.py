@@ -16,8 +16,9 @@ from polydyn.runtime.cuda.native import DEVICE
 from polydyn.runtime.cuda.program import MULTIPROCESSORS, CudaProgram
 from polydyn.runtime.cuda.session import Session
 from polydyn.runtime.frames import Frame
+from polydyn.runtime.launch_times import LaunchTime
 from polydyn.runtime.parts_program import PartsProgram, leaves
-from polydyn.runtime.program import Array, LaunchTime, Program
+from polydyn.runtime.program import Array, Program
 
 
 class CudaPartsProgram(PartsProgram):

@@ -21,8 +21,9 @@ from polydyn.runtime.cuda.driver import LEGACY, Driver
 from polydyn.runtime.cuda.native import ON_DEVICE, ON_HOST, TO_COPY, CudaContext, CudaNative
 from polydyn.runtime.cuda.session import Session, open_session
 from polydyn.runtime.explain import Device, Explanation, explain
+from polydyn.runtime.launch_times import LaunchTime, launch_times
 from polydyn.runtime.native import DTYPE_CODES
-from polydyn.runtime.program import LaunchTime, Program, check_repeats, launch_times, numpy_dtype
+from polydyn.runtime.program import Program, check_repeats, numpy_dtype
 from polydyn.runtime.sharing import reject_folded, reject_sharing
 
 Array = npt.NDArray[Any]

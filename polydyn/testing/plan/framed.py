@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from polydyn.backends import Target
+from polydyn.backends.base import Target
 from polydyn.graph.cut import Part, Parts, cut
 from polydyn.graph.ir import Graph, HostStep
 from polydyn.program.assemble import manifest_of

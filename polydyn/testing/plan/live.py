@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from polydyn.backends import Target
-from polydyn.backends.base import Kernels
+from polydyn.backends.base import Kernels, Target
 from polydyn.codegen.pipeline import Loops
 from polydyn.debug import Verify, verifying
 from polydyn.fusion.pipeline import prepared_graph

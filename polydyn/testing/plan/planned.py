@@ -7,10 +7,11 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TypeVar
 
-from polydyn.backends import Options, Target, target_of
-from polydyn.backends.base import BF16, Kernels
+from polydyn.backends import Options, target_of
+from polydyn.backends.base import Kernels, Target
 from polydyn.backends.cpu import Cpu
 from polydyn.backends.launches import host_plan
+from polydyn.backends.options import BF16
 from polydyn.codegen.ir import Body
 from polydyn.codegen.pipeline import loops_kept
 from polydyn.fusion.pipeline import prepared_graph

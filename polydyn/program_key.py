@@ -1,0 +1,214 @@
+"""The key of a compiled program: the hash of everything that determines its artifact.
+
+These are the model's bytes and its external data, the arguments, the content of the records, the registered operators,
+the processor, the compilers, and polydyn's own sources, so that a program of another polydyn version is never used.
+Everything that caches programs uses ``program_key`` (docs/adr/0035-one-key.md). It loads neither onnx nor a pass of the
+compiler unless a model or an argument requires that, because computing the key is most of the time that a cached
+program takes to open.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import json
+import os
+import sys
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import polydyn
+from polydyn.backends.options import Options
+from polydyn.build.cache import digest
+from polydyn.build.compiler import find_compiler
+from polydyn.build.features import data_cache, machine_features
+from polydyn.errors import BuildError, ModelError, UnsupportedError
+from polydyn.shapes.sizes import Dims, sizes_by_name
+
+if TYPE_CHECKING:
+    import onnx
+
+    from polydyn.graph.dynamic import Symbols
+    from polydyn.graph.importer import ModelLike
+
+SOURCES = (".py", ".c", ".cpp", ".h", ".cuh", ".json", ".csv", ".txt")
+
+
+@dataclass(frozen=True)
+class Arguments:
+    """Arguments of ``polydyn.compile`` other than the model and the threads, which do not change a program."""
+
+    target: str = "cpu"
+    dims: Dims = field(default_factory=dict)
+    options: Options = field(default_factory=Options)
+    records: str | os.PathLike[str] | None = None
+    symbols: Symbols = field(default_factory=dict)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return plain data that is equal for equal arguments. Records are identified by their content."""
+        options = {f: getattr(self.options, f) for f in self.options.__dataclass_fields__}
+        return {
+            "target": self.target,
+            "dims": {n: s.to_json() for n, s in sorted(sizes_by_name(self.dims).items())},
+            "options": {n: sorted(v) if isinstance(v, (set, frozenset)) else v for n, v in options.items()},
+            "records": _content(self.records) if self.records is not None else None,
+            "symbols": {n: axes if isinstance(axes, str) else list(axes) for n, axes in sorted(self.symbols.items())},
+        }
+
+
+def program_key(model: ModelLike, arguments: Arguments) -> str:
+    """Return the SHA-256 of everything that determines the artifact, as hex text. Raises PolydynError if a part cannot
+    be read, or if there is no such hash.
+    """
+    compiler = find_compiler()
+    machine = [sorted(machine_features()), data_cache(2), compiler.command, compiler.version]
+    texts = [json.dumps(machine), json.dumps(arguments.to_json(), sort_keys=True), *_device_compilers(arguments.target)]
+    return digest(model_digest(model), code_digest(), _registrations(), *texts)
+
+
+def _device_compilers(target: str) -> list[str]:
+    """Return the versions of the compilers for a device; "" for one that is not installed."""
+    if target.partition(":")[0] != "cuda":
+        return []
+    from polydyn.gpu.compiler import compiler_version
+    from polydyn.gpu.emulator import emulator_compiler
+    from polydyn.gpu.targets import EMULATED, architectures
+
+    try:
+        return [*emulator_compiler()] if architectures(target) == (EMULATED,) else [compiler_version()]
+    except BuildError:
+        return [""]
+
+
+def _registrations() -> str:
+    """Return the digest of the operators that ``polydyn.extend`` registered; "" if there are none.
+
+    UnsupportedError: Python rules define one, and rules may call any code.
+    """
+    if "polydyn.extend" not in sys.modules:  # loading it takes longer than opening a program
+        return ""
+    from polydyn.extend import fingerprint
+
+    known = fingerprint()
+    if known is None:
+        raise UnsupportedError("an operator is defined by Python rules", rule="program_key", remedy="compile the model")
+    return known
+
+
+def model_digest(model: ModelLike) -> str:
+    """Return the SHA-256 of a model's bytes and of its external data files.
+
+    Raises ModelError if a file cannot be read, or is outside the folder of the model.
+    """
+    h = hashlib.sha256()
+    if isinstance(model, (str, os.PathLike)):
+        data = _read(Path(model))
+        h.update(data)
+        for name, path in external_files(data, Path(model).resolve().parent).items():
+            h.update(digest(name, file_digest(path)).encode())
+    elif isinstance(model, (bytes, bytearray, memoryview)):
+        h.update(model)
+    else:
+        h.update(model.SerializeToString(deterministic=True))
+    return h.hexdigest()
+
+
+def external_files(data: bytes, folder: Path) -> dict[str, Path]:
+    """Return the external data files of a serialized model in ``folder``: name in the model to resolved path, sorted.
+
+    Bytes that are not an ONNX protobuf have none; the compiler reports them. Raises ModelError, see
+    ``external_path``.
+    """
+    if b"location" not in data:
+        return {}
+    import onnx  # only models with external data need it
+
+    from polydyn.graph.importer import external_path
+
+    proto = onnx.ModelProto()
+    try:
+        proto.ParseFromString(data)
+    except Exception:  # protobuf's errors have no common base class
+        return {}
+    tensors = [*_tensors(proto.graph), *(t for f in proto.functions for t in _of_nodes(f.node))]
+    external = {e.value: t for t in tensors for e in t.external_data if e.key == "location"}
+    return {name: external_path(folder.resolve(), t) for name, t in sorted(external.items())}
+
+
+def file_digest(path: Path) -> str:
+    """Return the SHA-256 of a file, which need not fit in memory. Raises ModelError if it cannot be read."""
+    h = hashlib.sha256()
+    try:
+        with path.open("rb") as f:
+            while chunk := f.read(1 << 22):
+                h.update(chunk)
+    except OSError as e:
+        raise ModelError(f"cannot read {path}: {e.strerror}", remedy="keep the data files with the model") from e
+    return h.hexdigest()
+
+
+def _tensors(graph: onnx.GraphProto) -> Iterator[onnx.TensorProto]:
+    yield from graph.initializer
+    yield from _of_nodes(graph.node)
+
+
+def _of_nodes(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.TensorProto]:
+    for node in nodes:
+        for a in node.attribute:
+            yield from [a.t] if a.HasField("t") else a.tensors
+            inner: Iterable[onnx.GraphProto] = [a.g] if a.HasField("g") else a.graphs
+            for g in inner:
+                yield from _tensors(g)
+
+
+def _read(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except (OSError, ValueError) as e:  # ValueError: a path with a NUL
+        why = getattr(e, "strerror", None) or e
+        raise ModelError(f"cannot read {path}: {why}", remedy="give the path of an .onnx file") from e
+
+
+def _content(records: str | os.PathLike[str]) -> str:
+    from polydyn.search.records import Records  # it loads the spaces of the tuner
+
+    with Records.open(records, readonly=True) as opened:
+        return opened.digest()
+
+
+def code_digest() -> str:
+    """Return the SHA-256 over polydyn's own files. The version alone does not change with every change of the code."""
+    return _sources()[0]
+
+
+def sources_changed() -> bool:
+    """Return whether polydyn's files are newer than this process's import of polydyn, so that its modules may differ
+    from them.
+    """
+    return _sources()[1] > polydyn.IMPORTED_NS
+
+
+@functools.cache
+def _sources() -> tuple[str, int]:
+    """Return the hash of polydyn's own files, and the latest time of modification in nanoseconds."""
+    root = str(Path(polydyn.__file__).parent)
+    h, latest = hashlib.sha256(), 0
+    for path in _source_files(root):
+        with open(path, "rb", buffering=0) as f:
+            data, latest = f.read(), max(latest, os.fstat(f.fileno()).st_mtime_ns)
+        h.update(f"{path[len(root) :]}\0{len(data)}\0".encode())
+        h.update(data)
+    return h.hexdigest(), latest
+
+
+def _source_files(folder: str) -> Iterator[str]:
+    """Yield the paths of the files in a folder that are compiled or read, in a fixed order. It follows links."""
+    with os.scandir(folder) as scan:
+        entries = sorted(scan, key=lambda e: e.name)
+    for e in entries:
+        if e.name.endswith(SOURCES):
+            yield e.path
+        elif e.name != "__pycache__" and e.is_dir():
+            yield from _source_files(e.path)
