@@ -232,6 +232,28 @@ def test_what_onnx_runtime_runs_beyond_onnx_may_be_refused(
     assert goes_beyond(made, everything(made, {"x": np.zeros(x, np.float32)})) == beyond
 
 
+@pytest.mark.parametrize(("dims", "beyond"), [((1, 3), True), ((2, 3), False)])
+def test_an_output_of_another_rank_than_it_declares_is_beyond_onnx(dims: tuple[int, int], beyond: bool) -> None:
+    info = helper.make_tensor_value_info
+    nodes, x = [helper.make_node("Squeeze", ["x"], ["y"])], info("x", TensorProto.FLOAT, ["a", "b"])
+    graph = helper.make_graph(nodes, "g", [x], [info("y", TensorProto.FLOAT, ["c", "d"])])
+    made = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    assert goes_beyond(made, {"y": np.zeros(dims, np.float32).squeeze()}) == beyond
+
+
+def test_a_resize_of_integers_may_follow_either_rule_for_sizes_that_are_rounded() -> None:
+    """11 * 0.75 pixels are 8: ``align_corners`` divides by 7.25 in onnx.reference, by 7 in ONNX Runtime and here."""
+    info, scales = helper.make_tensor_value_info, np.float32([1, 1, 1, 0.75])
+    node = helper.make_node("Resize", ["x", "r", "s"], ["y"], mode="linear",
+                            coordinate_transformation_mode="align_corners")  # fmt: skip
+    constants = [onnx.numpy_helper.from_array(a, n) for a, n in ((scales, "s"), (np.float32([]), "r"))]
+    x = np.random.default_rng(1).integers(-20, 20, (1, 2, 3, 11)).astype(np.int8)
+    inputs, outputs = [info("x", TensorProto.INT8, x.shape)], [onnx.ValueInfoProto(name="y")]
+    graph = helper.make_graph([node], "g", inputs, outputs, constants)
+    made = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 11)], ir_version=8)
+    assert disputed_node(made, everything(made, {"x": x})) == "Resize"
+
+
 @pytest.mark.parametrize(
     ("nodes", "x", "operator"),
     [
