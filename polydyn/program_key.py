@@ -46,6 +46,16 @@ class Arguments:
     records: str | os.PathLike[str] | None = None
     symbols: Symbols = field(default_factory=dict)
 
+    def check(self) -> None:
+        """Check the arguments, without a model. Raises InputError, ShapeError, UnsupportedError or ArtifactError."""
+        from polydyn.backends import target_of  # loads the compiler
+
+        if self.target:
+            target_of(self.target, self.options)
+        sizes_by_name(self.dims)
+        if self.records is not None:
+            _content(self.records)
+
     def to_json(self) -> dict[str, Any]:
         """Return plain data that is equal for equal arguments. Records are identified by their content."""
         options = {f: getattr(self.options, f) for f in self.options.__dataclass_fields__}

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from polydyn.backends.options import Options
+from polydyn.errors import InputError
 
 if TYPE_CHECKING:
     from polydyn.backends.base import Target
@@ -13,7 +14,12 @@ __all__ = ["Options", "target_of"]
 
 
 def target_of(name: str, options: Options | None = None) -> Target:
-    """Return the target of a name. UnsupportedError: no target has this name, or it does not support the options."""
+    """Return the target of a name. UnsupportedError: no target has this name, or it does not support the options.
+    InputError: the options are of another class."""
+    if options is not None and not isinstance(options, Options):
+        raise InputError(
+            f"options is a {type(options).__name__}", rule="polydyn.Options", remedy="polydyn.Options(tf32=True)"
+        )
     from polydyn.gpu.targets import is_cuda
 
     if is_cuda(name):

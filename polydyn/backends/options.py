@@ -44,6 +44,12 @@ class Options:
             raise InputError(f"unknown precision {self.precision!r}", rule="Options(precision=...)", remedy=remedy)
         if self.winograd != Options.winograd:
             self._check_winograd()
+        if not isinstance(self.tf32, bool):
+            raise InputError(f"tf32 is {self.tf32!r}", rule="Options(tf32=...)", remedy="True or False")
+        if self.strategy != Options.strategy:
+            from polydyn.search.strategies import strategy  # loads the searches
+
+            strategy(self.strategy)
         if self.without:
             from polydyn.fusion.pipeline import check_names  # loads the passes
 

@@ -121,6 +121,7 @@ NAMES = tuple(p.name for p in PASSES)
 
 def check_names(names: Collection[str]) -> frozenset[str]:
     """Check the names of passes to leave out. Raises InputError for an unknown pass."""
+    names = {names} if isinstance(names, str) else names
     unknown = sorted(set(names) - set(NAMES))
     if unknown:
         raise InputError(f"unknown pass: {', '.join(unknown)}", remedy=f"the passes are {', '.join(NAMES)}")

@@ -124,6 +124,8 @@ Dims: TypeAlias = Mapping[str, SizesLike]
 def sizes_by_name(dims: Dims | None) -> dict[str, Sizes]:
     """Convert all values to ``Sizes``. Raises ShapeError that names the dim."""
     out: dict[str, Sizes] = {}
+    if not isinstance(dims or {}, Mapping):
+        raise ShapeError(f"dims is {dims!r}", rule="name -> sizes", remedy="dims={'L': (1, 512)}")
     for name, value in (dims or {}).items():
         try:
             out[name] = value if isinstance(value, Sizes) else Sizes(*value)

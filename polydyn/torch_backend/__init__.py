@@ -21,8 +21,8 @@ from torch import fx
 from polydyn.errors import PolydynError, UnsupportedError
 from polydyn.torch_backend.capture import Capture
 from polydyn.torch_backend.exporting import export
-from polydyn.torch_backend.running import CompiledGraph, eager, log
-from polydyn.torch_backend.settings import Settings
+from polydyn.torch_backend.running import CompiledGraph, eager
+from polydyn.torch_backend.settings import Settings, log
 
 __all__ = ["Capture", "CompiledGraph", "Settings", "backend", "export", "log"]
 
@@ -37,6 +37,7 @@ def backend(
             raise UnsupportedError(
                 "gradients are not built", rule="inference", remedy="call the model under torch.inference_mode()"
             )
-        return CompiledGraph(Capture.of(gm), settings, gm.forward)
+        capture = Capture.of(gm)
     except PolydynError as e:
         return eager(gm.forward, e, settings)
+    return CompiledGraph(capture, settings.for_graph(capture.names()), gm.forward)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -13,6 +14,9 @@ from torch import fx
 from polydyn.errors import UnsupportedError
 from polydyn.torch_backend.outputs import Outputs
 from polydyn.torch_backend.tensors import check_tensor
+
+DYNAMO = re.compile(r"^[Ll]_(.*)_$")
+"""The form of dynamo's names for arguments."""
 
 
 @dataclass(frozen=True)
@@ -62,6 +66,12 @@ class Capture:
         for n in copied.graph.nodes:  # values of another tracing; user lines stay
             n.meta = {k: v for k, v in n.meta.items() if k == "stack_trace"}
         return cls(copied, tuple(tensors), symbols, sizes, tuple(numbers), outputs)
+
+    def names(self) -> dict[str, Mapping[int, str]]:
+        """Map each tensor argument to its symbols, by its name in the user's code: dynamo calls ``ids`` ``L_ids_``."""
+        places = [n.target for n in self.module.graph.nodes if n.op == "placeholder"]
+        names = [DYNAMO.sub(r"\1", str(places[k])) for k in self.tensors]
+        return {n: s for n, s in zip(names, self.symbols, strict=True) if s}
 
     def exportable(self, constants: Mapping[int, Any]) -> fx.GraphModule:
         """Return a module with only tensor arguments. Sizes are read from them; ``constants``: numbers and frozen

@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import io
 import logging
+import re
+import textwrap
 import traceback
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
@@ -21,6 +23,10 @@ from polydyn.torch_backend.places import at_node, user_line
 from polydyn.torch_backend.translations import table
 
 OPSET = 18
+MAX_REASON = 400
+"""Maximum characters of torch's reason in an error."""
+ESCAPES = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
+"""Terminal colours in torch's messages."""
 
 
 class _Traced(torch.nn.Module):  # type: ignore[misc]
@@ -110,7 +116,7 @@ def _checked(model: Any, traced: Any) -> Any:
 def _refusal(error: Exception) -> UnsupportedError:
     """Return the error for a failed export: the operator, the user's line, and torch's reason."""
     reasons = [e for e in _causes(error) if str(e).strip()]
-    reason = str(reasons[-1]).strip().partition("\n")[0]
+    reason = _sentence(str(reasons[-1]))
     node = next((n for e in reversed(reasons) if (n := _failed(e)) is not None), None)
     operator = str(node.target) if node is not None else ""
     return UnsupportedError(
@@ -118,6 +124,12 @@ def _refusal(error: Exception) -> UnsupportedError:
         node=" at ".join(x for x in (operator, user_line(node.stack_trace)) if x) if node is not None else None,
         rule="torch.export", remedy="write it with other operators, or let torch run it",
     )  # fmt: skip
+
+
+def _sentence(text: str) -> str:
+    """Return a message of torch as one line, without colours and without its list of next steps."""
+    plain = ESCAPES.sub("", text).partition("This is step")[0].partition("Next steps:")[0]
+    return textwrap.shorten(plain, MAX_REASON, placeholder=" ...").rstrip(" .:;")
 
 
 def _causes(error: BaseException) -> Iterator[BaseException]:

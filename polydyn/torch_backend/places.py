@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any, TypeVar
 
 from torch import fx
@@ -9,12 +10,15 @@ from torch import fx
 from polydyn.errors import PolydynError
 
 E = TypeVar("E", bound=PolydynError)
+OWN = str(Path(__file__).parent)
+"""The folder whose frames are not the user's."""
 
 
 def user_line(stack_trace: str | None) -> str:
-    """Return ``FILE:LINE in FUNCTION: TEXT`` of the innermost frame of a torch trace, or "" if there is none."""
+    """Return ``FILE:LINE in FUNCTION: TEXT`` of the innermost frame of a torch trace that is not polydyn's own, or ""
+    if there is none."""
     lines = [line.strip() for line in (stack_trace or "").splitlines() if line.strip()]
-    frames = [k for k, line in enumerate(lines) if line.startswith("File ")]
+    frames = [k for k, line in enumerate(lines) if line.startswith("File ") and OWN not in line]
     if not frames:
         return ""
     file, _, rest = lines[frames[-1]].removeprefix('File "').partition('", line ')

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -12,14 +11,13 @@ import torch
 from polydyn.errors import InputError, PolydynError, UnsupportedError
 from polydyn.program_cache import cached_program
 from polydyn.runtime.program import Program
+from polydyn.shapes.sizes import Dims
 from polydyn.torch_backend.capture import Capture
 from polydyn.torch_backend.exporting import export
 from polydyn.torch_backend.frozen import Frozen
 from polydyn.torch_backend.places import placed
-from polydyn.torch_backend.settings import Settings
+from polydyn.torch_backend.settings import Settings, log
 from polydyn.torch_backend.tensors import array_of, plain, tensor_of
-
-log = logging.getLogger("polydyn.torch")
 
 
 def eager(forward: Callable[..., Any], reason: PolydynError, settings: Settings) -> Callable[..., Any]:
@@ -85,7 +83,7 @@ class _Call:
         self._frozen = Frozen({k: parameters[k] for k in frozen})
         symbols = [s for k, s in zip(capture.tensors, capture.symbols, strict=True) if k in self._inputs]
         model = export(capture.exportable(constants), tensors, symbols)
-        said = settings.arguments
+        said = replace(settings.arguments, dims=_named_dims(settings.arguments.dims, symbols, model))
         target = said.target or (_cuda_target(tensors) if self._on_device else "cpu")
         try:
             self.program = cached_program(model, replace(said, target=target), threads=settings.threads)
@@ -102,6 +100,14 @@ class _Call:
         feeds = {name: array(arguments[k]) for name, k in zip(self._names, self._inputs, strict=True)}
         results = self.program.run(feeds)
         return self._outputs.values([tensor_of(results[n], d) for n, d in self._results], arguments)
+
+
+def _named_dims(dims: Dims, symbols: Sequence[Mapping[int, str]], model: Any) -> Dims:
+    """Return sizes by the exported model's names. ``dims``: by torch's symbols, ``symbols``: of each input, by axis."""
+    names: dict[str, str] = {}
+    for axes, x in zip(symbols, model.graph.input, strict=True):
+        names |= {s: x.type.tensor_type.shape.dim[axis].dim_param for axis, s in axes.items()}
+    return {names[s]: sizes for s, sizes in dims.items() if names.get(s)}
 
 
 def _cuda_target(tensors: Sequence[torch.Tensor]) -> str:

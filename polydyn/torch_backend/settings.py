@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import logging
+import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from polydyn.backends.options import Options
 from polydyn.errors import InputError
 from polydyn.program_key import Arguments
+from polydyn.runtime.program import check_threads
+
+log = logging.getLogger("polydyn.torch")
 
 CHOICES = ("without", "strategy", "tf32", "precision", "winograd")
 """Options that are fields of ``polydyn.Options``."""
+AXIS = re.compile(r".+\[\d+\]")
+"""A name in ``dims``: an argument and its axis."""
 NAMES = {"strict", "freeze", "threads", "target", "dims", "records", *CHOICES}
 
 
@@ -30,11 +37,37 @@ class Settings:
 
     @classmethod
     def of(cls, options: Mapping[str, Any] | None) -> Settings:
-        """Build settings from a mapping. Raises InputError for an unknown option."""
+        """Build settings from a mapping. Raises InputError, ShapeError or UnsupportedError for an unknown option or a
+        wrong value, and ArtifactError for records that cannot be read."""
         said = dict(options or {})
         unknown = sorted(said.keys() - NAMES)
         if unknown:
             raise InputError(f"the backend has no option '{unknown[0]}'", remedy=f"{', '.join(sorted(NAMES))}")
         choices = {k: said[k] for k in CHOICES if k in said}
         arguments = Arguments(said.get("target", ""), said.get("dims", {}), Options(**choices), said.get("records"))
+        for name in ("strict", "freeze"):
+            if not isinstance(said.get(name, False), bool):
+                raise InputError(f"{name} is {said[name]!r}", rule="options", remedy="True or False")
+        check_threads(said.get("threads"))
+        arguments.check()
         return cls(arguments, said.get("threads"), said.get("strict", False), said.get("freeze", False))
+
+    def for_graph(self, symbols: Mapping[str, Mapping[int, str]]) -> Settings:
+        """Return the settings of one graph, with sizes by torch's symbols.
+
+        ``symbols``: the symbols of its arguments, by name and axis. In ``dims``, ``ids[1]`` is axis 1 of the argument
+        ``ids``; a graph without this argument ignores it, with a line in the log. Raises InputError for another name.
+        """
+        names = {f"{a}[{axis}]": s for a, axes in symbols.items() for axis, s in axes.items()}
+        dims: dict[str, Any] = {}
+        for name, sizes in self.arguments.dims.items():
+            if name in names or name in names.values():
+                dims[names.get(name, name)] = sizes
+            elif AXIS.fullmatch(name):
+                log.warning("dims: no dynamic size %s in a graph with %s", name, ", ".join(names) or "none")
+            else:
+                raise InputError(
+                    f"dims names {name}, which the graph does not have", dim=name, rule="ARGUMENT[AXIS]",
+                    remedy=f"its dynamic sizes are {', '.join(names) or 'none'}",
+                )  # fmt: skip
+        return replace(self, arguments=replace(self.arguments, dims=dims))

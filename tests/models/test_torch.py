@@ -20,7 +20,9 @@ pytest.importorskip("onnxscript", reason="the extra [torch] is not installed")
 
 import polydyn  # noqa: E402
 import polydyn.torch_backend as under_test  # noqa: E402
-from polydyn.errors import InputError, UnsupportedError  # noqa: E402
+from polydyn.errors import InputError, PolydynError, UnsupportedError  # noqa: E402
+from polydyn.torch_backend.exporting import _sentence  # noqa: E402
+from polydyn.torch_backend.translations import table  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("default")  # torch warns about its own plans
 
@@ -221,6 +223,45 @@ def test_unknown_options_are_refused() -> None:
         compiled(torch.tanh, speed=1)(torch.zeros(4))
     with pytest.raises(InputError, match="no option 'speed'"):
         under_test.Settings.of({"speed": 1})
+
+
+WRONG: dict[str, Any] = {
+    "threads": 0, "dims": {"B": (1, 4)}, "tf32": 3, "target": "cpu:avx9", "records": "missing.db", "precision": "x",
+    "without": ["nope"], "strategy": "none", "winograd": 9, "strict": "yes",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_wrong_values_of_options_are_not_a_reason_to_run_in_torch(name: str) -> None:
+    with pytest.raises(PolydynError) as e:
+        under_test.Settings.of({name: WRONG[name]}).for_graph({"ids": {0: "s1"}})
+    assert e.value.remedy
+
+
+def test_sizes_are_named_by_argument_and_axis() -> None:
+    """``s1`` is torch's name. A graph without the argument, after a graph break, ignores its sizes."""
+    settings = under_test.Settings.of({"dims": {"ids[1]": (1, 8), "gone[0]": (1, 2)}})
+    assert settings.for_graph({"ids": {0: "s0", 1: "s1"}}).arguments.dims == {"s1": (1, 8)}
+
+
+@pytest.mark.parametrize(("norm_first", "mask_type"), [(False, 1), (True, 0)])
+def test_the_operator_of_encoder_layers_is_translated(norm_first: bool, mask_type: int) -> None:
+    """In inference mode torch calls one operator for the whole layer, for which it has no decomposition."""
+    layer = nn.TransformerEncoderLayer(16, 4, 32, batch_first=True).eval()
+    attention, one, two = layer.self_attn, layer.norm1, layer.norm2
+    hidden = torch.arange(5) >= torch.tensor([[4], [3]]) if mask_type else torch.ones(5, 5).triu(1).bool()
+    arguments = [
+        torch.randn(2, 5, 16), 16, 4, attention.in_proj_weight, attention.in_proj_bias, attention.out_proj.weight,
+        attention.out_proj.bias, norm_first, norm_first, one.eps, one.weight, one.bias, two.weight, two.bias,
+        layer.linear1.weight, layer.linear1.bias, layer.linear2.weight, layer.linear2.bias, hidden, mask_type,
+    ]  # fmt: skip
+    operator = torch.ops.aten._transformer_encoder_layer_fwd.default
+    assert near(table()[operator](*arguments), operator(*arguments))
+
+
+def test_torchs_reason_is_one_whole_line() -> None:
+    text = "Failed at aten.x:\n \x1b[96mno rule\x1b[0m.\n\x1b[96mThis is step 3/3\x1b[0m of it. Next steps:\n- no"
+    assert _sentence(text) == "Failed at aten.x: no rule"
 
 
 def test_torch_finds_the_backend_by_its_name(tmp_path: Path) -> None:
