@@ -10,13 +10,12 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager, nullco
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from polydyn.backends import Options, target_of
 from polydyn.backends.base import Target
 from polydyn.backends.launches import distinct_kernels, host_plan
-from polydyn.build.compiler import TARGETS, architecture_of, find_compiler, required_features
-from polydyn.build.features import architecture, machine_features
+from polydyn.build.compiler import why_elsewhere
 from polydyn.codegen.pipeline import Loops, loops_kept
 from polydyn.debug import Stage, Verify, stages, verifying
 from polydyn.errors import FallbackWarning, PolydynError, UnsupportedError, planning
@@ -35,7 +34,7 @@ from polydyn.program.assemble import KernelsAhead, build_artifact
 from polydyn.program.assemble_parts import assemble_parts
 from polydyn.program.plan import HostPlan
 from polydyn.program.show import show_host_plan
-from polydyn.runtime.artifact import Artifact
+from polydyn.runtime.artifact import Artifact, write_artifact
 from polydyn.runtime.composite import with_general
 from polydyn.runtime.expressions import to_json
 from polydyn.runtime.opening import open_program
@@ -81,15 +80,23 @@ def compile(
 
 def _refuse_elsewhere(target: str) -> None:
     """Raise UnsupportedError if code for the target does not run on this machine."""
-    why, here = "", machine_features()
-    if architecture_of(target) != architecture():
-        why = f"target {target} is for {architecture_of(target)}, this is {architecture()}"
-    elif target.startswith("cpu:") and target in TARGETS and here:
-        missing = [f for f in required_features(find_compiler(), target) if f not in here]
-        why = f"target {target} uses processor features that are missing here: {', '.join(missing)}" * bool(missing)
-    if why:
+    if why := why_elsewhere(target):
         remedy = f"polydyn compile MODEL --target {target} -o FILE writes it without opening it (docs/c.md)"
         raise UnsupportedError(why, rule="a program is opened", remedy=remedy)
+
+
+def compile_to(
+    path: str | os.PathLike[str], model: ModelLike, *, threads: int | None = None, **arguments: Any
+) -> tuple[Artifact, int]:
+    """Write the artifact of a target that may not run here, without opening it. Return what ``compile_artifact`` does.
+
+    ``arguments``: those of ``compile_artifact``. The file is the one that ``Program.save`` would write there.
+    """
+    artifact, compiled = compile_artifact(model, **arguments)
+    if threads and "cuda" not in artifact.manifest:
+        artifact = replace(artifact, manifest={**artifact.manifest, "threads": check_threads(threads)})
+    write_artifact(artifact, path)
+    return artifact, compiled
 
 
 def compile_artifact(

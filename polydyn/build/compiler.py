@@ -16,7 +16,7 @@ from functools import lru_cache
 from pathlib import Path
 
 from polydyn.build.cache import FileCache, digest, library_file
-from polydyn.build.features import MACROS, architecture, available_cores
+from polydyn.build.features import MACROS, architecture, available_cores, machine_features
 from polydyn.errors import BuildError
 
 GENERATOR = "1"
@@ -146,6 +146,18 @@ def required_features(compiler: Compiler, target: str) -> tuple[str, ...]:
         raise BuildError(f"{shlex.join(command)} failed:\n{process.stderr[-2000:]}", remedy="try another target or CC")
     defined = {words[1] for line in process.stdout.splitlines() if len(words := line.split()) >= 2}
     return tuple(sorted(name for macro, name in MACROS.items() if macro in defined))
+
+
+def why_elsewhere(target: str) -> str:
+    """Return the reason why code for a target does not run on this machine; "" if it does. BuildError: see
+    ``required_features``."""
+    here = machine_features()
+    if architecture_of(target) != architecture():
+        return f"target {target} is for {architecture_of(target)}, this is {architecture()}"
+    if not target.startswith("cpu:") or target not in TARGETS or not here:
+        return ""
+    missing = [f for f in required_features(find_compiler(), target) if f not in here]
+    return f"target {target} uses processor features that are missing here: {', '.join(missing)}" if missing else ""
 
 
 class Building:

@@ -11,11 +11,10 @@ from typing import Any
 import click
 
 from polydyn.backends.options import BF16, TF32X3, Options
-from polydyn.build.compiler import architecture_of
-from polydyn.build.features import architecture
+from polydyn.build.compiler import why_elsewhere
 from polydyn.cli.inputs import dim_sizes, named_axes
 from polydyn.cli.progress import working
-from polydyn.compiler import compile_artifact
+from polydyn.compiler import compile_to
 from polydyn.errors import InputError
 from polydyn.fusion.pipeline import NAMES
 from polydyn.graph.importer import ModelLike
@@ -74,13 +73,13 @@ class CompileSettings:
 
     @property
     def foreign(self) -> bool:
-        """Whether the target has another architecture than this machine, so that its programs cannot be opened here."""
-        return architecture_of(self.target) != architecture()
+        """Whether this machine lacks the target's architecture or features, so that its programs do not open here."""
+        return bool(why_elsewhere(self.target))
 
-    def artifact(self, model: str) -> Artifact:
-        """Compile a model file to an artifact without opening it."""
+    def write(self, model: str, output: str) -> Artifact:
+        """Compile a model file to an artifact file without opening it."""
         with working(f"compiling {model} for {self.target}"):
-            return compile_artifact(model, **self.arguments)[0]
+            return compile_to(output, model, threads=self.threads, **self.arguments)[0]
 
     def open(self, path: str) -> Program:
         """Open an artifact, or compile a model (fast if the cache has its program).

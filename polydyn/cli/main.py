@@ -20,11 +20,11 @@ from rich.table import Table
 
 import polydyn
 from polydyn.build.cache import writable, write_atomically
+from polydyn.build.features import architecture
 from polydyn.cli.doctor import findings
 from polydyn.cli.inputs import feeds_for, file_names, named_files, sizes
 from polydyn.cli.machine import CompileSettings, as_json, of_machine, print_json
 from polydyn.errors import PolydynError
-from polydyn.runtime.artifact import write_artifact
 from polydyn.runtime.explain import Explanation, declared, text_table
 from polydyn.runtime.program import Program
 from polydyn.runtime.spans import has_spans
@@ -71,11 +71,10 @@ def compile_(model: str, output: str, as_json: bool, settings: CompileSettings) 
     """Compile MODEL into an artifact, which runs without a compiler."""
     start = time.perf_counter()
     if settings.foreign:
-        artifact = settings.artifact(model)
-        write_artifact(artifact, output)
-        arch = artifact.manifest["architecture"]
+        arch = settings.write(model, output).manifest["architecture"]
         result = {"output": output, "bytes": Path(output).stat().st_size, "architecture": arch}
-        answer(as_json, result, f"{output}: {result['bytes'] / 1e6:.1f} MB, opens on {arch}")
+        needs = "" if arch != architecture() else " with the processor features of its target"
+        answer(as_json, result, f"{output}: {result['bytes'] / 1e6:.1f} MB, opens on {arch}{needs}")
         return
     program = settings.compile(model)
     seconds = time.perf_counter() - start

@@ -52,9 +52,13 @@ def arguments_of(data: Any) -> Any:
 
 def compile_step(data: Any) -> dict[str, Any]:
     """Write the artifact; return the facts for the report."""
+    from polydyn.build.compiler import why_elsewhere
     from polydyn.program_cache import cached_program
 
-    program = cached_program(data["model"], arguments_of(data["arguments"]), threads=data["threads"])
+    arguments = arguments_of(data["arguments"])
+    if why_elsewhere(arguments.target):
+        return _cross_compile(data, vars(arguments))
+    program = cached_program(data["model"], arguments, threads=data["threads"])
     program.save(data["artifact"])
     return {
         "launches": len(program.launches),
@@ -62,6 +66,18 @@ def compile_step(data: Any) -> dict[str, Any]:
         "compilations": program.compilations,
         "artifact_bytes": os.path.getsize(data["artifact"]),
     }
+
+
+def _cross_compile(data: Any, arguments: dict[str, Any]) -> dict[str, Any]:
+    """Write the artifact of a target that does not run on this machine, as ``polydyn compile`` does."""
+    from polydyn.compiler import compile_to
+
+    artifact, compiled = compile_to(data["artifact"], data["model"], threads=data["threads"], **arguments)
+    manifest = artifact.manifest
+    return {
+        "launches": len(manifest["launches"]), "kernels": len(manifest["kernels"]), "compilations": compiled,
+        "artifact_bytes": os.path.getsize(data["artifact"]),
+    }  # fmt: skip
 
 
 def tune_step(data: Any) -> dict[str, Any]:

@@ -11,8 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from polydyn.backends import target_of
 from polydyn.compiler import Options
-from polydyn.errors import InputError, PolydynError, ShapeError
+from polydyn.errors import InputError, PolydynError, ShapeError, UnsupportedError
 from polydyn.jobs.text import Entry, read_text
 from polydyn.measure import TRIALS, Seen
 from polydyn.program_key import Arguments
@@ -122,7 +123,7 @@ def _job(folder: Path, row: Entry, entries: Mapping[str, Entry], model: Path) ->
         raise row.refusal("the job writes nothing", "add output: a.polydyn, or tune: true with records")
     options = read.options()
     symbols = read("symbols", _axes, {})
-    arguments = Arguments(read("target", _text, "cpu"), read("dims", _dims, {}), options, records, symbols)
+    arguments = Arguments(read.target(options), read("dims", _dims, {}), options, records, symbols)
     return Job(
         f"{row.file}:{row.line}", model, output, arguments, read("threads", _count, None), tune,
         read("timeout", _seconds, None), read("memory", _bytes, None), read("retries", _whole, RETRIES),
@@ -157,6 +158,17 @@ class _Reader:
             first, rule = str(e).partition("\n")[0], e.rule or ""
             key = next((k for k in ("fallback", "precision", "winograd") if k in rule), "without")
             raise self.entries[key].refusal(first, e.remedy or KEYS[key]) from e
+
+
+    def target(self, options: Options) -> str:
+        """Return the target. InputError: it is unknown, or does not support the options."""
+        name: str = self("target", _text, "cpu")
+        try:
+            target_of(name, options)
+        except UnsupportedError as e:
+            keys = (k for k in ("tf32", "precision", "winograd") if k in e.message and k in self.entries)
+            raise self.entries.get(next(keys, "target"), self.row).refusal(e.message, e.remedy or KEYS["target"]) from e
+        return name
 
 
 def _check_keys(entry: Entry, keys: Any) -> None:

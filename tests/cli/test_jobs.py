@@ -19,15 +19,17 @@ import pytest
 from click.testing import CliRunner, Result
 
 import polydyn
+from polydyn.build.features import architecture
 from polydyn.cli import main
 from polydyn.compiler import Options
 from polydyn.errors import InputError, UnsupportedError
 from polydyn.jobs import Batch, BatchResult, read_jobs
+from polydyn.jobs.child import compile_step
 from polydyn.jobs.cluster import ClusterError
 from polydyn.jobs.ledger import Ledger, folder_of, latest
 from polydyn.jobs.spec import KEYS, TUNE_KEYS
 from polydyn.jobs.work import execute, resident_bytes
-from polydyn.program_key import program_key
+from polydyn.program_key import Arguments, program_key
 from polydyn.search.records import Records
 from tests.support.paths import ROOT
 from tests.support.tiny import model, node
@@ -148,6 +150,9 @@ JOB = "- {model: relu.onnx, output: a.polydyn"
         (f"{JOB}, without: [speed]}}", "jobs.yaml:1: unknown pass: speed"),
         (f"{JOB}, strategy: best}}", "jobs.yaml:1: unknown strategy 'best'"),
         (f"{JOB}, tf32: 1}}", "jobs.yaml:1: tf32 is 1"),
+        (f"{JOB}, target: cpu:avx9}}", "jobs.yaml:1: unknown target cpu:avx9"),
+        (f"{JOB}, matrix: {{target: [cpu, cuda:sm_7]}}}}", "jobs.yaml:1: unknown target cuda:sm_7"),
+        (f"{JOB}, tf32: true}}", "jobs.yaml:1: tf32 on cpu"),
         (f"{JOB}, tune: true}}", "jobs.yaml:1: there are no records to tune into"),
         (f"{JOB}, records: r.db, tune: {{trails: 3}}}}", "jobs.yaml:1: unknown key 'trails'"),
         (f"{JOB}, records: r.db, tune: {{shapes: no.json}}}}", "jobs.yaml:1: no.json is not a log of shapes"),
@@ -338,6 +343,21 @@ def test_an_attempt_has_limits(models: Path) -> None:
     assert resident_bytes(os.getsid(0)) > 1_000_000
     died = execute(request_for(models, step="compile", threads="two"))
     assert died["outcome"] in ("failed", "died")
+
+
+def test_a_target_of_another_machine_is_compiled_and_not_opened(
+    models: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The artifact equals the one that ``Program.save`` writes where the program runs."""
+    arguments = Arguments(target="cpu:baseline" if architecture() != "x86_64" else "cpu:avx2")
+    polydyn.compile(models / "relu.onnx", target=arguments.target, threads=2).save(models / "here")
+    monkeypatch.setattr("polydyn.build.compiler.why_elsewhere", lambda target: "it is for arm64")
+    monkeypatch.setattr("polydyn.runtime.opening.open_program", None)
+    facts = compile_step({
+        "model": str(models / "relu.onnx"), "arguments": arguments.to_json(), "threads": 2,
+        "artifact": str(models / "there"),
+    })  # fmt: skip
+    assert facts["kernels"] == 1 and (models / "there").read_bytes() == (models / "here").read_bytes()
 
 
 def test_files_travel_by_content(models: Path) -> None:
