@@ -72,7 +72,6 @@ from polydyn.schedules.proof.proven import Proven
 from polydyn.schedules.tiling import inner_iterators
 from polydyn.schedules.tree.names import MarkName, b, it
 from polydyn.schedules.tree.names import extent as extent_of
-from polydyn.schedules.tree.scheduled import Scheduled
 
 V = Index.of
 MOST_LANES = 8
@@ -176,10 +175,6 @@ class CudaNestKernel:
         return {s.name: self.phases[s.name] for s in self.group.statements if s.array != array}
 
     # -- one version ---------------------------------------------------------------------------------------------
-
-    def schedules(self) -> tuple[Scheduled, ...]:
-        """Tree and tile map: of rows, and of vectors along the band's last iterator."""
-        return (self.plain.schedule, *((self._vectors(MOST_LANES).schedule,) if self.prefix else ()))
 
     def _vectors(self, lanes: int) -> NestKernel:
         """Return the nest with a vector of the band's last iterator per thread."""

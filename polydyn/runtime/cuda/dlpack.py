@@ -15,7 +15,7 @@ from polydyn.runtime.cuda.driver import LEGACY
 
 __all__ = ["CPU", "CUDA", "CUDA_HOST", "View", "capsule", "device_of", "view"]
 
-CPU, CUDA, CUDA_HOST, CUDA_MANAGED = 1, 2, 3, 13
+CPU, CUDA, CUDA_HOST = 1, 2, 3
 _NAME = b"dltensor"
 _CODES = {"int": 0, "uint": 1, "float": 2, "bfloat": 4, "bool": 6}
 _KINDS = {code: kind for kind, code in _CODES.items()}

@@ -2,9 +2,9 @@
 
 Each region has a local Gaussian process over the rank of the cost (its normal quantile). Costs near the optimum differ
 by tenths of a per cent, elsewhere by factors; a process over costs would model only the factors. A round draws
-candidates inside every region's box, projects them to the nearest valid tiles, and drops known and rejected ones. It
-fills a batch with the smallest posterior samples over all regions, so regions compete like the arms of a bandit with
-Thompson sampling. A region grows after successes, shrinks after failures, and restarts elsewhere if it is too small.
+candidates inside every region's box, projects them to the nearest valid tiles, and drops the measured ones. It fills
+a batch with the smallest posterior samples over all regions, so regions compete like the arms of a bandit with Thompson
+sampling. A region grows after successes, shrinks after failures, and restarts elsewhere if it is too small.
 Its box always contains the next value on every axis. Costs are only compared. Needs ``polydyn[tune]``.
 """
 
@@ -25,9 +25,6 @@ from polydyn.search.explorers.explore import Explorer, Objective, Trial, spread
 from polydyn.search.spaces.space import Points, Space
 
 Rows = npt.NDArray[np.intp]
-
-Prune = Callable[[Tile], "str | None"]
-"""Returns why a tile must not be measured (the compiler report exceeds the machine's resources), or None."""
 
 
 @dataclass(frozen=True)
@@ -62,7 +59,7 @@ class _Region:
     kernel: Any = None
 
 
-def trust_region(order: Sequence[Tile] = (), prune: Prune = lambda t: None, regions: Regions | None = None) -> Explorer:
+def trust_region(order: Sequence[Tile] = (), regions: Regions | None = None) -> Explorer:
     """Return an explorer whose regions start at random tiles and at spread-out first tiles of ``order``."""
     _sklearn()
 
@@ -70,7 +67,7 @@ def trust_region(order: Sequence[Tile] = (), prune: Prune = lambda t: None, regi
         from threadpoolctl import threadpool_limits
 
         with threadpool_limits(1):  # the matrices are tiny, and the order of sums stays fixed
-            return _Search(space, objective, trials, seed, order, prune, regions or Regions()).run()
+            return _Search(space, objective, trials, seed, order, regions or Regions()).run()
 
     return explore
 
@@ -104,16 +101,14 @@ class _Search:
         trials: int,
         seed: int,
         order: Sequence[Tile],
-        prune: Prune,
         r: Regions,
     ) -> None:
-        self.space, self.objective, self.trials, self.prune, self.rule = space, objective, trials, prune, r
+        self.space, self.objective, self.trials, self.rule = space, objective, trials, r
         self.rng = np.random.default_rng(seed)
         aligned = spread(space, [t for t in order if t in space.position], r.aligned)
         random = [space.tiles[i] for i in self.rng.permutation(len(space))]
         self.starts = [space.position[t] for t in dict.fromkeys((*aligned, *random))]
         self.cost: dict[int, float] = {}
-        self.refused: set[int] = set()
         self.log: list[Trial] = []
 
     def run(self) -> tuple[Trial, ...]:
@@ -121,7 +116,7 @@ class _Search:
         self._measure(first)
         ranked = sorted((i for i in first if i in self.cost), key=lambda i: (self.cost[i], i))
         self.regions = [_Region(i, self.rule.length, self.cost[i]) for i in ranked[: self.rule.count]]
-        while len(self.log) < self.trials and len(self.cost) + len(self.refused) < len(self.space):
+        while len(self.log) < self.trials and len(self.cost) < len(self.space):
             picks = self._round()
             self._measure([row for row, _ in picks])
             for region in self.regions:
@@ -139,18 +134,9 @@ class _Search:
         out: list[int] = []
         while self.starts and len(out) < count:
             row = self.starts.pop(0)
-            if self._open(row) and row not in out:
+            if row not in self.cost and row not in out:
                 out.append(row)
         return out
-
-    def _open(self, row: int) -> bool:
-        """Return whether a row is neither measured nor rejected."""
-        if row in self.cost or row in self.refused:
-            return False
-        if self.prune(self.space.tiles[row]) is None:
-            return True
-        self.refused.add(row)
-        return False
 
     def _round(self) -> list[tuple[int, _Region]]:
         """Return a batch: the smallest posterior samples over all regions, each row once."""
@@ -174,12 +160,12 @@ class _Search:
         return list(picks.items())
 
     def _candidates(self, region: _Region) -> Rows:
-        """Return points of the box, projected to open valid tiles."""
+        """Return points of the box, projected to valid tiles that are not measured."""
         center = self.space.points[region.center]
         reach = np.maximum(region.length / 2, self.space.steps)
         x = center + (2 * self.rng.random((self.rule.candidates, len(center))) - 1) * reach
         rows = np.unique(self.space.nearest(np.clip(x, 0.0, 1.0)))
-        return np.array([r for r in rows if self._open(int(r))], np.intp)
+        return np.array([r for r in rows if int(r) not in self.cost], np.intp)
 
     def _targets(self) -> tuple[Rows, Points]:
         """Return the measured rows and the normal quantiles of their ranks; ties share one, failures are last."""

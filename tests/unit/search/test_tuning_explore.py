@@ -148,20 +148,13 @@ def test_a_saturating_instance_fills_every_unit() -> None:
     assert static["i"] == static["j"] == 8
 
 
-def test_failures_and_pruned_tuples_do_not_stop_the_search() -> None:
+def test_failures_do_not_stop_the_search() -> None:
     def picky(tiles: Sequence[Tile]) -> list[float]:
         return [math.inf if t["stages"] == 4 else costs()[t] for t in tiles]
 
-    seen: list[Tile] = []
-
-    def watch(tiles: Sequence[Tile]) -> list[float]:
-        seen.extend(tiles)
-        return picky(tiles)
-
-    log = trust_region(order(), lambda t: "registers" if t["b.k"] == 64 else None)(every(), watch, 60, 0)
+    log = trust_region(order())(every(), picky, 60, 0)
     assert len(log) == 60
-    assert all(t["b.k"] != 64 for t in seen)
-    assert best(log).cost < 1.1 * min(c for t, c in costs().items() if t["stages"] != 4 and t["b.k"] != 64)
+    assert best(log).cost < 1.1 * min(c for t, c in costs().items() if t["stages"] != 4)
     nothing = trust_region()(few(), lambda ts: [math.inf] * len(ts), 20, 0)
     assert [t.cost for t in nothing] == [math.inf] * 20
 
