@@ -9,7 +9,6 @@ from functools import cached_property, lru_cache
 import islpy as isl
 
 from polydyn.schedules.group.polyhedra import (
-    access_relation,
     context,
     original_order,
     read_accesses,
@@ -26,8 +25,7 @@ class Dependences:
     """Relations from source instances to sink instances, under the context (parameters >= 1).
 
     ``flow`` (read after write), ``anti`` (write after read) and ``output`` (write after write) hold no dependence of a
-    reduction on itself; ``reduction`` has those. ``relaxed`` must hold if accumulations may run in any order: every
-    accumulation follows the initialiser, and every use follows all accumulations.
+    reduction on itself; ``reduction`` has those.
     """
 
     context: isl.Set
@@ -35,11 +33,10 @@ class Dependences:
     anti: isl.UnionMap
     output: isl.UnionMap
     reduction: isl.UnionMap
-    relaxed: isl.UnionMap
 
     def under(self, ctx: isl.Set) -> Dependences:
         """Return the dependences for fewer parameters."""
-        parts = (self.flow, self.anti, self.output, self.reduction, self.relaxed)
+        parts = (self.flow, self.anti, self.output, self.reduction)
         return Dependences(self.context.intersect(ctx), *(u.intersect_params(ctx).coalesce() for u in parts))
 
     @cached_property
@@ -48,18 +45,9 @@ class Dependences:
         return self.flow.union(self.anti).union(self.output).union(self.reduction).coalesce()
 
     @cached_property
-    def strict_pairs(self) -> tuple[isl.Map, ...]:
-        """``strict``, one map per pair of statements."""
+    def pairs(self) -> tuple[isl.Map, ...]:
+        """``strict``, one map per pair of statements: the maps that a schedule must respect."""
         return tuple(maps(self.strict))
-
-    @cached_property
-    def relaxed_pairs(self) -> tuple[isl.Map, ...]:
-        """``relaxed``, one map per pair of statements."""
-        return tuple(maps(self.relaxed))
-
-    def pairs(self, allow_reassociation: bool) -> tuple[isl.Map, ...]:
-        """Return the maps that a schedule must respect."""
-        return self.relaxed_pairs if allow_reassociation else self.strict_pairs
 
 
 def analyse(group: Group, facts: Iterable[Condition] = (), positive: bool = True) -> Dependences:
@@ -96,7 +84,7 @@ def _analyse(
 
 
 def _split(group: Group, ctx: isl.Set, flow: isl.UnionMap, anti: isl.UnionMap, output: isl.UnionMap) -> Dependences:
-    reductions = {s.name: s for s in group.statements if is_accumulation(s)}
+    reductions = {s.name for s in group.statements if is_accumulation(s)}
 
     def own(m: isl.Map) -> bool:
         s, t = pair(m)
@@ -108,27 +96,12 @@ def _split(group: Group, ctx: isl.Set, flow: isl.UnionMap, anti: isl.UnionMap, o
     flow, anti, output = (u.intersect_params(ctx).coalesce() for u in (flow, anti, output))
     inside = select(flow.union(anti).union(output), own).coalesce()
     flow, anti, output = (select(u, lambda m: not own(m)) for u in (flow, anti, output))
-    relaxed = _relax(group, flow.union(anti).union(output), reductions)
-    return Dependences(ctx, flow, anti, output, reduction=inside, relaxed=relaxed.coalesce())
+    return Dependences(ctx, flow, anti, output, reduction=inside)
 
 
 def is_accumulation(s: Statement) -> bool:
     """Whether a reduction does not read its accumulator in its value: its instances may be combined in any order."""
     return s.reduce is not None and all(a.array != s.array for a in read_accesses(s)[1:])
-
-
-def _relax(group: Group, between: isl.UnionMap, reductions: dict[str, Statement]) -> isl.UnionMap:
-    """Extend every dependence from or to one accumulation to all accumulations into the same element."""
-    same: dict[str, isl.Map] = {}
-    for n, s in reductions.items():
-        w = access_relation(group, s, s.write)
-        same[n] = w.apply_range(w.reverse())
-    out = []
-    for m in maps(between):
-        source, sink = pair(m)
-        m = same[source].apply_range(m) if source in same else m
-        out.append(m.apply_range(same[sink]) if sink in same else m)
-    return union_maps(out, group.params)
 
 
 def _check_sources(group: Group, no_source: isl.UnionMap, ctx: isl.Set) -> None:

@@ -1,26 +1,18 @@
-"""Proofs of schedules. Every check raises LegalityError with a witness and changes nothing.
-
-``allow_reassociation`` treats accumulations as mutually unordered (``Dependences.relaxed``). Split reductions need it,
-and tiles that interchange reduction loops.
-"""
+"""Proofs of schedules. Every check raises LegalityError with a witness and changes nothing."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import TypeAlias
 
 import islpy as isl
 
 from polydyn.schedules.errors import LegalityError, ScheduleError
 from polydyn.schedules.group.dependence import Dependences
-from polydyn.schedules.group.polyhedra import (
-    iteration_domain,
-    rows_to_map,
-)
+from polydyn.schedules.group.polyhedra import iteration_domain, rows_to_map
 from polydyn.schedules.group.witness import dependence_error, set_error
 from polydyn.schedules.index import Index, IndexLike
-from polydyn.schedules.isl_util import frame, maps, pair, sets, split_rows, union_maps
+from polydyn.schedules.isl_util import maps, pair, sets, split_rows
 from polydyn.schedules.model import Group
 
 Rows: TypeAlias = Mapping[str, Sequence[IndexLike]]
@@ -31,41 +23,10 @@ Timeline: TypeAlias = dict[str, list[isl.Map]]
 """Statement -> one map per time dimension."""
 
 
-@dataclass(frozen=True, eq=False)
-class Tiled:
-    """The times at which the original instances of a tiled group run."""
-
-    rows: Timeline
-
-
-@dataclass(frozen=True)
-class Coordinate:
-    """One tile-space coordinate of one level: ``floor(iterator / divide)``, then modulo ``modulo`` if given."""
-
-    iterator: str
-    divide: int = 1
-    modulo: int | None = None
-
-    def expr(self) -> Index:
-        """Return the coordinate as a function of the iterator."""
-        x = Index.of(self.iterator) // self.divide
-        return x if self.modulo is None else x % self.modulo
-
-
-def check_parallel(
-    group: Group,
-    deps: Dependences,
-    schedule: Rows | isl.UnionMap | Tiled,
-    parallel: Collection[int],
-    allow_reassociation: bool = False,
-) -> None:
+def check_parallel(group: Group, deps: Dependences, schedule: Rows, parallel: Collection[int]) -> None:
     """Check that no parallel row carries a dependence. LegalityError names row, statements and instances."""
-    if isinstance(schedule, Tiled):
-        timeline = schedule.rows
-    else:
-        union = rows_to_map(group, _indices(schedule)) if isinstance(schedule, Mapping) else schedule
-        timeline = _timeline(group, union)
-    for m in deps.pairs(allow_reassociation):
+    timeline = _timeline(group, rows_to_map(group, _indices(schedule)))
+    for m in deps.pairs:
         for d, live, s, t in _walk(m, timeline):
             if d in parallel:
                 bad = live.subtract(s.apply_range(t.reverse())).intersect_params(deps.context)
@@ -73,9 +34,7 @@ def check_parallel(
                     raise dependence_error(f"parallel row {d} carries a dependence", bad, group, deps.context)
 
 
-def band_properties(
-    group: Group, deps: Dependences, prefix: Rows, rows: Rows, allow_reassociation: bool = False
-) -> tuple[tuple[bool, ...], bool]:
+def band_properties(group: Group, deps: Dependences, prefix: Rows, rows: Rows) -> tuple[tuple[bool, ...], bool]:
     """Return isl's band flags for ``rows`` below ``prefix``: coincidence of each member, permutability of the band.
 
     A member is coincident if no dependence that the prefix leaves open moves along it. The band is permutable if none
@@ -86,7 +45,7 @@ def band_properties(
     whole = {n: (*(prefix.get(n) or ()), *r) for n, r in rows.items()}
     timeline = _timeline(group, rows_to_map(group, _indices(whole)))
     coincident, permutable = [True] * len(inner), True
-    for m in deps.pairs(allow_reassociation):
+    for m in deps.pairs:
         live = m.intersect_params(deps.context)
         s, t = (timeline[n] for n in pair(m))
         for d in range(len(outer)):
@@ -103,43 +62,18 @@ def band_properties(
 # -- tile space ------------------------------------------------------------------------------------------------------
 
 
-def expansion(group: Group, coords: Mapping[str, Sequence[Coordinate | IndexLike]]) -> isl.UnionMap:
-    """Return original instance -> tile-space instance (of the same name), for numeric tile sizes.
-
-    A coordinate that is not a tile of an iterator is an affine expression (``0``, ``B_k - 1``), which may contain
-    parameters of the tile space.
-    """
-    parts = []
-    for s in group.statements:
-        if s.name in coords:
-            exprs = [c.expr() if isinstance(c, Coordinate) else Index.of(c) for c in coords[s.name]]
-            known = {*s.iterators, *group.params}
-            tile_params = sorted(set().union(*(e.symbols() for e in exprs)) - known)
-            f = frame(s.name, s.iterators, (*group.params, *tile_params))
-            parts.append(f.map_to(s.name, exprs).intersect_domain(iteration_domain(group, s)))
-    return union_maps(parts, group.params)
-
-
 def check_tree(
-    group: Group,
-    deps: Dependences,
-    expansion: isl.UnionMap,
-    schedule: isl.Schedule | isl.UnionMap,
-    context: isl.Set,
-    padded: Collection[str] | None = (),
-    allow_reassociation: bool = False,
-) -> Tiled:
+    group: Group, deps: Dependences, expansion: isl.UnionMap, schedule: isl.Schedule, context: isl.Set
+) -> None:
     """Prove that a tile-space schedule computes the group, for the tile sizes of ``expansion``.
 
     Proven under ``context`` (which relates tile counts and tile sizes to the parameters) and ``deps.context``: the
-    expansion is injective and maps every original instance into the schedule's domain; a tile-space instance of a
-    group's statement that is not an image is in ``padded`` (None: not checked); every original dependence runs strictly
-    forwards. LegalityError with a witness otherwise. Statements of the tree that are not in the group are ignored.
-    Return the times at which the original instances run.
+    expansion is injective and maps every original instance into the schedule's domain; every original dependence runs
+    strictly forwards. LegalityError with a witness otherwise. Statements of the tree that are not in the group are
+    ignored, and so are tile-space instances that are not images (``check_tails`` has them).
     """
     ctx = deps.context.intersect(context)
-    tree = _timed(schedule)
-    inside = tree.domain().intersect_params(ctx)
+    inside = schedule.get_domain().intersect_params(ctx)
     images = {pair(m)[0]: m.intersect_params(ctx) for m in maps(expansion)}
     present = {s.get_tuple_name(): s for s in sets(inside)}
     for s in group.statements:
@@ -154,33 +88,16 @@ def check_tree(
         _must_be_empty(whole.subtract(m.domain()), "instances have no tile-space image", s.name, ctx)
         lost = m.subtract_range(present[s.name]).domain()
         _must_be_empty(lost, "instances are not covered by the tiles", s.name, ctx)
-        if padded is not None and s.name not in padded:
-            extra = present[s.name].subtract(m.range())
-            _must_be_empty(extra, "tile-space instances run that the group does not have", s.name, ctx)
-    order = tiled_order(group, expansion, schedule, ctx)
-    _check_order(group, deps.pairs(allow_reassociation), order.rows, ctx)
-    return order
+    _check_order(group, deps.pairs, _times(group, images, schedule), ctx)
 
 
-def tiled_order(
-    group: Group, expansion: isl.UnionMap, schedule: isl.Schedule | isl.UnionMap, context: isl.Set
-) -> Tiled:
-    """Return the times of the original instances: the expansion, then the tile-space schedule, row by row.
+def _times(group: Group, images: Mapping[str, isl.Map], schedule: isl.Schedule) -> Timeline:
+    """Return the times of the original instances: their images, then the tile-space schedule, row by row.
 
     Each row is composed separately, because isl recovers the function from the full composition only with much work.
     """
-    images = {pair(m)[0]: m.intersect_params(context) for m in maps(expansion)}
-    tree = schedule if isinstance(schedule, isl.UnionMap) else schedule.get_map()
-    return Tiled(_complete(group, {
-        pair(m)[0]: [images[pair(m)[0]].apply_range(row) for row in split_rows(m)]
-        for m in maps(tree) if pair(m)[0] in images
-    }))  # fmt: skip
-
-
-def _timed(schedule: isl.Schedule | isl.UnionMap) -> isl.UnionMap:
-    if isinstance(schedule, isl.UnionMap):
-        return schedule
-    return schedule.get_map().intersect_domain(schedule.get_domain())  # the map of a tree is not restricted to it
+    rows = {pair(m)[0]: split_rows(m) for m in maps(schedule.get_map()) if pair(m)[0] in images}
+    return _complete(group, {name: [images[name].apply_range(row) for row in own] for name, own in rows.items()})
 
 
 def _must_be_empty(bad: isl.Set, what: str, statement: str, ctx: isl.Set) -> None:

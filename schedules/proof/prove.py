@@ -67,7 +67,7 @@ def _prove(form: Form, structure: Structure) -> None:
     space = Space(form.group(), structure)
     dependences = space.dependences(analyse(space.bare, positive=False))
     schedule = to_isl(space.tree(), space.statements, space.params)
-    check_tree(space.group, dependences, space.images(), schedule, space.context, padded=None)
+    check_tree(space.group, dependences, space.images(), schedule, space.context)
     space.check_parallel(dependences)
     Storage(space, schedule).check()
 

@@ -84,7 +84,7 @@ class _Edge:
     pair: tuple[str, str]
 
 
-def solve(matrix: ScheduleMatrix, group: Group, deps: Dependences, allow_reassociation: bool = False) -> SolvedMatrix:
+def solve(matrix: ScheduleMatrix, group: Group, deps: Dependences) -> SolvedMatrix:
     """Solve every unknown, smallest values first, and prove the result.
 
     ScheduleError: a cycle of unknowns that no values satisfy (names the cycle), or an unbounded shift (names row and
@@ -92,7 +92,7 @@ def solve(matrix: ScheduleMatrix, group: Group, deps: Dependences, allow_reassoc
     """
     verify_matrix(matrix, group)
     ctx = deps.context
-    live = list(deps.pairs(allow_reassociation))
+    live = list(deps.pairs)
     shifts: dict[str, isl.PwAff] = {}
     rows: dict[str, list[isl.PwAff]] = {s.name: [] for s in group.statements}
     for d in range(matrix.depth):

@@ -165,9 +165,9 @@ class Space:
         Equal iterators are equal digits, and iterators that move forwards lexicographically do so in digits. Nothing
         else is restricted.
         """
-        moved = union_maps((self._moved(m) for m in deps.strict_pairs), self.params)
+        moved = union_maps((self._moved(m) for m in deps.pairs), self.params)
         none = isl.UnionMap.empty(self.context.get_space())
-        return Dependences(self.context, moved, none, none, none, none)
+        return Dependences(self.context, moved, none, none, none)
 
     def _moved(self, m: isl.Map) -> isl.Map:
         a, b = pair(m)
@@ -231,7 +231,7 @@ class Space:
                 place = self.place(s.name, level)
                 if place is not None:
                     rows[s.name] = frame(s.name, s.iterators, self.params).map_to("", place)
-            for m in deps.strict_pairs:
+            for m in deps.pairs:
                 a, b = pair(m)
                 if level == UNIT and (a not in rows or b not in rows):
                     continue

@@ -12,9 +12,7 @@ from polydyn.schedules.model import Group
 from polydyn.schedules.proof.order import Rows, _check_order, _indices, _timeline
 
 
-def check_legal(
-    group: Group, deps: Dependences, schedule: Rows | isl.UnionMap, allow_reassociation: bool = False
-) -> None:
+def check_legal(group: Group, deps: Dependences, schedule: Rows | isl.UnionMap) -> None:
     """Check by the proof for trees that every dependence runs strictly forwards. LegalityError otherwise."""
     union = rows_to_map(group, _indices(schedule)) if isinstance(schedule, Mapping) else schedule
-    _check_order(group, deps.pairs(allow_reassociation), _timeline(group, union), deps.context)
+    _check_order(group, deps.pairs, _timeline(group, union), deps.context)
