@@ -355,6 +355,7 @@ class ShapeContext(DimFacts):
         if self._divisible:
             self._divide_again()
             self._forget()
+            self._solve_again()
 
     def _divide_again(self) -> None:
         """Express facts about remainders over the current dims."""
@@ -376,6 +377,25 @@ class ShapeContext(DimFacts):
             x, m = self._multiples.inside(a), self._multiples.inside(n)
             loose = floordiv(x, m).atoms()
             self._exact |= {y for y in loose if isinstance(y, Atom) and y.kind == "floordiv" and y.args[1] == m}
+
+    def _solve_again(self) -> None:
+        """Solve rules again that facts about remainders rewrite.
+
+        If ``a // 4`` is ``2 * (a // 8)``, the rule ``a // 8 -> a // 4 - 1`` is an equation for ``a // 8``, whose
+        replacement contains itself.
+        """
+        for lead, rest, reason in self._rules.of_atoms():
+            d = Index({lead: 1}) - rest
+            again = self.simplify(d)
+            if again == d:
+                continue
+            self._rules.drop(lead)
+            if again.constant is None:
+                return self._learn(again, reason)  # which calls this again
+            if again.constant:
+                raise ShapeError(f"{Index({lead: 1})} cannot be {rest}{self._chain((d,))}", rule=reason)
+            self._forget()
+        return None
 
     def _narrow_remainders(self, fact: Periodic, c: Condition) -> bool:
         """Learn a condition if it is one on remainders of one size."""

@@ -10,6 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
+from polydyn.debug import verifying
+from polydyn.errors import ShapeError
 from polydyn.schedules.index import Atom, Index, IndexLike, floordiv, maximum, minimum
 from polydyn.schedules.ranges import Ranges
 from polydyn.shapes import prove
@@ -17,6 +19,9 @@ from polydyn.shapes.multiples import Multiples
 from polydyn.shapes.residues import Condition
 from polydyn.shapes.rules import Rules, content
 from polydyn.shapes.sizes import Dims, Sizes
+
+MAX_REWRITINGS = 64
+"""Maximum passes of all rules over an expression. Rules that end need a few."""
 
 
 class DimFacts:
@@ -61,11 +66,15 @@ class DimFacts:
         if p in self._cache:
             return self._cache[p]
         start = p
-        for _ in range(64):
+        for _ in range(MAX_REWRITINGS):
             q = self.simplify(self._rules.apply(p))
             if q == p:
                 break
             p = q
+        else:
+            if verifying():
+                raise ShapeError(f"the rules for sizes rewrite {start} without end", dim=str(start), rule="rules end")
+            p = start  # a bug, but this form is right
         self._cache[start] = p
         return p
 

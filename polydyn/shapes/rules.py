@@ -120,6 +120,15 @@ class Rules:
         others = [m for m in others if not any(_divides(m, n) or _inside(m, n) for n in d.terms if n != m)]
         return max(others, key=lambda m: (len(m), str(m)), default=None)
 
+    def of_atoms(self) -> list[tuple[Monomial, Index, str]]:
+        """Return the rules for divisions, minima and maxima: what is replaced, by what, and why."""
+        rules = self._monomials.items()
+        return [(m, rest, why) for m, (rest, why) in rules if any(isinstance(a, Atom) for a in m)]
+
+    def drop(self, lead: Monomial) -> None:
+        """Forget the rule that replaces a monomial."""
+        del self._monomials[lead]
+
     def related(self, symbols: Iterable[str]) -> tuple[set[str], list[str]]:
         """Return the symbols with all that replaced them or that they replaced, and the reasons."""
         seen = set(symbols)

@@ -67,6 +67,43 @@ def test_a_later_equality_does_not_answer_the_question_of_a_multiple() -> None:
     assert [str(g.left) for g in c.guards()] == ["H"] and holds(c, 16), "a pinned size answers it"
 
 
+@pytest.mark.parametrize("first", [0, 1])
+@pytest.mark.parametrize("more", [0, 1, 2])
+def test_rules_that_a_multiple_rewrites_are_solved_again(first: int, more: int) -> None:
+    """``q + 1 == (H + 1) // 4`` and ``(H + 1) // 4 == 2 * q`` make q 1. As rules they replace q by ``2 * q - 1``."""
+    c = ShapeContext()
+    size = c.declare("H", "x axis 2")
+    fine, coarse = (size + 1) // 4, (size + 1) // 8
+    facts = [lambda: c.unify(coarse + more, fine, "a sum"), lambda: c.assume_multiple(fine, 2, "a pyramid")]
+    facts[first]()
+    facts[1 - first]()
+    assert (c.canonical(coarse), c.canonical(fine)) == (more, 2 * more)
+    for n in range(32):
+        fourth, eighth = (n + 1) // 4, (n + 1) // 8
+        assert holds(c, n) == (eighth + more == fourth and fourth % 2 == 0), (n, c.guards())
+
+
+def test_a_rule_that_no_size_meets_with_a_multiple_is_a_contradiction() -> None:
+    c = ShapeContext()
+    size = c.declare("H", "x axis 2")
+    fine, coarse = (size + 1) // 4, (size + 1) // 8
+    c.unify(2 * coarse + 1, fine, "a sum")
+    with pytest.raises(ShapeError):
+        c.assume_multiple(fine, 2, "a pyramid")
+
+
+def test_rules_without_end_keep_the_form_and_are_an_error_when_verifying(monkeypatch: pytest.MonkeyPatch) -> None:
+    c = ShapeContext()
+    atom = (c.declare("H", "x axis 2") + 1) // 8
+    (lead,) = atom.terms
+    c._rules._monomials[lead] = (2 * atom - 1, "planted")
+    monkeypatch.setenv("POLYDYN_VERIFY", "0")
+    assert c.canonical(atom + 3) == atom + 3
+    monkeypatch.setenv("POLYDYN_VERIFY", "1")
+    with pytest.raises(ShapeError, match="without end"):
+        c.canonical(atom + 4)
+
+
 def test_remainders_are_said_as_multiples() -> None:
     h = Index.of("H")
     for value, said in (
