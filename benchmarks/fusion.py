@@ -19,7 +19,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from benchmarks import record
-from polydyn.cli.inputs import sizes
+from polydyn.cli.parsing import sizes
 from polydyn.graph.expand import import_model
 from polydyn.runtime.explain import text_table
 from polydyn.testing.inputs import shapes

@@ -27,7 +27,7 @@ import onnxruntime as ort
 
 import polydyn
 from benchmarks import record
-from polydyn.cli.inputs import sizes
+from polydyn.cli.parsing import sizes
 from polydyn.graph.dtypes import numpy_dtype
 from polydyn.schedules.expr import Array
 from polydyn.testing.halves import HALVES, in_halves, rounded, widened

@@ -27,7 +27,7 @@ import onnx
 import polydyn
 from benchmarks import record
 from benchmarks.halves import medians
-from polydyn.cli.inputs import sizes
+from polydyn.cli.parsing import sizes
 from polydyn.search.outcomes import MIN_GAIN
 from polydyn.testing.inputs import feeds, shapes
 

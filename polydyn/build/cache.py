@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import functools
 import hashlib
 import os
 from collections.abc import Iterator
@@ -148,11 +149,25 @@ def library_file(data: bytes) -> Path:
 
 
 def open_library(data: bytes) -> ctypes.CDLL:
-    """Load a shared library. It stays mapped if its file is removed.
+    """Load a shared library. It stays mapped if its file is removed. If the cache cannot be written, as in a container
+    with a read-only root, or forbids execution, the library is loaded from memory.
 
-    BuildError: its file cannot be written. OSError: the system cannot load it.
+    BuildError: neither is possible. OSError: the system cannot load it.
     """
-    for _ in range(30):  # other processes may evict its file before it is opened, even several times
-        with contextlib.suppress(OSError):
-            return ctypes.CDLL(str(library_file(data)))
-    return ctypes.CDLL(str(library_file(data)))
+    try:
+        for _ in range(30):  # other processes may evict its file before it is opened, even several times
+            with contextlib.suppress(OSError):
+                return ctypes.CDLL(str(library_file(data)))
+        return ctypes.CDLL(str(library_file(data)))
+    except (BuildError, OSError):
+        return _in_memory(data)
+
+
+@functools.cache
+def _in_memory(data: bytes) -> ctypes.CDLL:
+    """Load a shared library from an anonymous file. The file stays open: the system knows a library by its path, which
+    is the number of the open file. OSError: the system cannot load it."""
+    number = os.memfd_create("polydyn", os.MFD_CLOEXEC)
+    with open(number, "wb", closefd=False) as f:
+        f.write(data)
+    return ctypes.CDLL(f"/proc/self/fd/{number}")

@@ -1,6 +1,12 @@
 """The command line: the functions of the Python interface as commands."""
 
-from polydyn.cli import batch, cache, compare, dump, extract, minimise, records, tune
-from polydyn.cli.main import main
+import sys
 
-__all__ = ["batch", "cache", "compare", "dump", "extract", "main", "minimise", "records", "tune"]
+try:
+    from polydyn.cli.group import main
+except ModuleNotFoundError as e:
+    if e.name != "click":
+        raise
+    sys.exit("error: the commands of polydyn need click\n  remedy: pip install polydyn, with its dependencies")
+
+__all__ = ["main"]

@@ -11,8 +11,9 @@ import click
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from polydyn.build.cache import writable
+from polydyn.cli.group import main
 from polydyn.cli.machine import DIFFERENT, as_json
-from polydyn.cli.main import answer, console, main
+from polydyn.cli.output import answer, print_text, terminal
 from polydyn.errors import InputError
 from polydyn.jobs.ledger import Attempt, Ledger, folder_of, latest
 from polydyn.jobs.report import write_report
@@ -25,7 +26,7 @@ class Batches(click.Group):
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Insert ``run`` if no command is named."""
-        if args and args[0] not in (*self.commands, "--help"):
+        if args and args[0] not in (*self.commands, "-h", "--help"):
             args = ["run", *args]
         return super().parse_args(ctx, args)
 
@@ -51,14 +52,14 @@ JOBS = click.argument("jobs", type=click.Path(exists=True, dir_okay=False, path_
 def run(jobs: Path, workers: int, scheduler: str | None, files: str, as_json: bool) -> None:
     """Run the jobs of a file, except finished ones; exit code 3 if a job failed."""
     columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[left]}"), TimeElapsedColumn())
-    with Progress(*columns, console=console, transient=True, disable=as_json or not console.is_terminal) as bar:
+    with Progress(*columns, console=terminal(), transient=True, disable=as_json or not terminal().is_terminal) as bar:
         line = bar.add_task("starting workers", total=None, left="")
 
         def say(text: str, state: State) -> None:
             left = "" if state.left is None else f"about {state.left:.0f} s left"
             bar.update(line, total=state.steps, completed=state.ended, description="jobs", left=left)
             if not as_json:
-                console.print(text, markup=False)
+                print_text(text)
 
         result = Batch(jobs, workers, scheduler, files == "path", say).run()
     s = result.state

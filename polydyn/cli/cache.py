@@ -8,8 +8,9 @@ import click
 
 from polydyn.build.cache import cache_root
 from polydyn.build.eviction import KINDS, cache_limit, clear, entries
+from polydyn.cli.group import main
 from polydyn.cli.machine import as_json
-from polydyn.cli.main import answer, main
+from polydyn.cli.output import answer
 from polydyn.runtime.explain import text_table
 
 

@@ -1,4 +1,4 @@
-"""``polydyn bench | compare | verify | trace | completion``: compare programs with others and with the reference."""
+"""``polydyn bench | compare | verify | trace``: compare programs with others and with the reference."""
 
 from __future__ import annotations
 
@@ -13,9 +13,11 @@ from typing import Any
 import click
 
 from polydyn.cli.baselines import Call, Source, baseline_names, open_baseline
-from polydyn.cli.inputs import feeds_for, named_files, sizes
+from polydyn.cli.group import main
+from polydyn.cli.inputs import feeds_for, named_files
 from polydyn.cli.machine import DIFFERENT, CompileSettings, as_json, of_machine
-from polydyn.cli.main import answer, main
+from polydyn.cli.output import answer
+from polydyn.cli.parsing import sizes
 from polydyn.cli.progress import working
 from polydyn.errors import InputError
 from polydyn.runtime.artifact import is_artifact
@@ -261,14 +263,3 @@ def trace(
     rows = len({e["tid"] for e in events})
     facts = {"output": str(output), "spans": len(events), "rows": rows, "ms": spent}
     answer(as_json, facts, f"{output}: {len(events)} spans in {rows} rows, {spent:.3f} ms")
-
-
-@main.command()
-@click.argument("shell", type=click.Choice(("bash", "zsh", "fish")))
-def completion(shell: str) -> None:
-    """Print the completion script of a shell: eval "$(polydyn completion bash)"."""
-    from click.shell_completion import get_completion_class
-
-    kind = get_completion_class(shell)
-    assert kind is not None
-    print(kind(main, {}, "polydyn", "_POLYDYN_COMPLETE").source())

@@ -10,8 +10,9 @@ from pathlib import Path
 import click
 
 from polydyn.build.cache import writable
+from polydyn.cli.group import main
 from polydyn.cli.machine import CompileSettings, as_json, of_machine
-from polydyn.cli.main import answer, main
+from polydyn.cli.output import answer
 from polydyn.cli.progress import working
 from polydyn.compiler import plan_program
 from polydyn.errors import InputError

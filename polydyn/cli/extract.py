@@ -8,8 +8,9 @@ from pathlib import Path
 import click
 
 from polydyn.build.cache import write_atomically
+from polydyn.cli.group import main
 from polydyn.cli.machine import as_json
-from polydyn.cli.main import answer, main
+from polydyn.cli.output import answer
 from polydyn.runtime.artifact import read_artifact
 from polydyn.runtime.c import PUBLIC
 

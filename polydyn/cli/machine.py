@@ -2,34 +2,66 @@
 
 from __future__ import annotations
 
+import difflib
 import functools
-import json
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
+from click.shell_completion import CompletionItem
 
 from polydyn.backends.options import BF16, TF32X3, Options
-from polydyn.build.compiler import why_elsewhere
-from polydyn.cli.inputs import dim_sizes, named_axes
-from polydyn.cli.progress import working
-from polydyn.compiler import compile_to
+from polydyn.cli.parsing import dim_sizes, named_axes
 from polydyn.errors import InputError
-from polydyn.fusion.pipeline import NAMES
-from polydyn.graph.importer import ModelLike
 from polydyn.onnx_runtime import FALLBACK
-from polydyn.program_cache import compile as compile_model
-from polydyn.runtime.artifact import Artifact, is_artifact
-from polydyn.runtime.opening import load
-from polydyn.runtime.program import Program
-from polydyn.search.strategies import STRATEGIES
 from polydyn.shapes.sizes import Sizes
+
+if TYPE_CHECKING:
+    from polydyn.graph.importer import ModelLike
+    from polydyn.runtime.artifact import Artifact
+    from polydyn.runtime.program import Program
+
+    _ParamType = click.ParamType[str]
+else:
+    _ParamType = click.ParamType  # not generic before click 8.3
 
 DIM_HELP = "Sizes of a dim: L=8:512:8 for multiples of 8, L=1:512@128,384 (or @128:0.6,384:0.4) for likely sizes."
 SYMBOL_HELP = "Symbols for axes to which the model gives fixed sizes; _ for an axis that keeps its size."
 DIFFERENT = 3
 """Exit code of a command that worked, but found a difference or a failed job. 1 is an error, 2 is wrong usage."""
+
+
+class Listed(_ParamType):
+    """A name of a list in the compiler, which is imported when a name is given: ``pass`` or ``strategy``."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def names(self) -> list[str]:
+        """Return all names."""
+        if self.name == "pass":
+            from polydyn.fusion.pipeline import NAMES
+
+            return sorted(NAMES)
+        from polydyn.search.strategies import STRATEGIES
+
+        return sorted(STRATEGIES)
+
+    def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        """Return the name. UsageError: it is unknown; the message names a similar one, or all."""
+        if value == Options.strategy or value in (names := self.names()):
+            return value
+        near = difflib.get_close_matches(value, names, 1)
+        remedy = f"did you mean {near[0]}?" if near else f"one of {', '.join(names)}"
+        raise click.BadParameter(f"unknown {self.name} {value!r}; {remedy}", ctx, param)
+
+    def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+        """Return the names that begin with a text."""
+        return [CompletionItem(n) for n in self.names() if n.startswith(incomplete)]
+
+
+PASS, STRATEGY = Listed("pass"), Listed("strategy")
 
 
 @dataclass(frozen=True)
@@ -64,20 +96,29 @@ class CompileSettings:
 
     def compile(self, model: str) -> Program:
         """Compile a model file, with progress on the terminal."""
+        from polydyn.cli.progress import working
+
         with working(f"compiling {model}"):
             return self.compile_model(model)
 
     def compile_model(self, model: ModelLike) -> Program:
         """Compile a model."""
+        from polydyn.program_cache import compile as compile_model
+
         return compile_model(model, threads=self.threads, cache=not self.no_cache, **self.arguments)
 
     @property
     def foreign(self) -> bool:
         """Whether this machine lacks the target's architecture or features, so that its programs do not open here."""
+        from polydyn.build.compiler import why_elsewhere
+
         return bool(why_elsewhere(self.target))
 
     def write(self, model: str, output: str) -> Artifact:
         """Compile a model file to an artifact file without opening it."""
+        from polydyn.cli.progress import working
+        from polydyn.compiler import compile_to  # loads all passes
+
         with working(f"compiling {model} for {self.target}"):
             return compile_to(output, model, threads=self.threads, **self.arguments)[0]
 
@@ -86,6 +127,9 @@ class CompileSettings:
 
         InputError: options for compilation are combined with an artifact.
         """
+        from polydyn.runtime.artifact import is_artifact
+        from polydyn.runtime.opening import load
+
         if not is_artifact(path):
             return self.compile(path)
         program = load(path, threads=self.threads)
@@ -108,7 +152,7 @@ def of_machine(f: Callable[..., Any]) -> Callable[..., Any]:
         settings = CompileSettings(**{name: values.pop(name) for name in CompileSettings.__dataclass_fields__})
         return f(*args, settings=settings, **values)
 
-    option, default, strategies = click.option, Options.strategy, click.Choice(sorted(STRATEGIES))
+    option, default = click.option, Options.strategy
     wrapped: Callable[..., Any] = command
     for add in (
         option("--records", help="A record file of polydyn tune; it chooses the tiles."),
@@ -127,10 +171,10 @@ def of_machine(f: Callable[..., Any]) -> Callable[..., Any]:
             help="Side in pixels of the tiles of 3x3 convolutions; 4 is faster and less exact.",
         ),
         option("--no-cache", is_flag=True, help="Compile a model even if the cache has its program."),
-        option("--strategy", default=default, show_default=True, type=strategies, help="Use this strategy's records."),
+        option("--strategy", default=default, show_default=True, type=STRATEGY, help="Use this strategy's records."),
         option("--threads", type=click.IntRange(1, 256), help="Threads per call; default: all cores."),
         option("--target", default="cpu", show_default=True, help="cpu, cpu:avx2, cpu:neon, cuda:sm_80 ..."),
-        option("--without", type=click.Choice(NAMES), multiple=True, help="A fusion pass to leave out, as in stitch."),
+        option("--without", type=PASS, multiple=True, help="A pass to leave out, as in stitch; repeatable."),
         option("--symbol", "symbols", type=named_axes, metavar="input_ids=B,L", multiple=True, help=SYMBOL_HELP),
         option("--dim", "dims", type=dim_sizes, metavar="B=1:64", multiple=True, help=DIM_HELP),
     ):
@@ -139,8 +183,3 @@ def of_machine(f: Callable[..., Any]) -> Callable[..., Any]:
 
 
 as_json = click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
-
-
-def print_json(data: Any) -> None:
-    """Print one line of JSON to standard output."""
-    print(json.dumps(data, ensure_ascii=False))

@@ -20,9 +20,11 @@ import click
 import onnx
 
 from polydyn.build.cache import writable, write_atomically
-from polydyn.cli.inputs import feeds_for, sizes
+from polydyn.cli.group import main
+from polydyn.cli.inputs import feeds_for
 from polydyn.cli.machine import CompileSettings, as_json, of_machine
-from polydyn.cli.main import answer, main
+from polydyn.cli.output import answer
+from polydyn.cli.parsing import sizes
 from polydyn.cli.progress import working
 from polydyn.errors import InputError, ModelError, PolydynError
 from polydyn.runtime.artifact import is_artifact

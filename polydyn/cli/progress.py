@@ -4,11 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from datetime import timedelta
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, Progress, ProgressColumn, Task, TextColumn, TimeElapsedColumn
+from rich.text import Text
 
 terminal = Console(stderr=True, highlight=False)
+
+
+class TimeLeft(ProgressColumn):
+    """The estimated time that is left, or nothing while it is unknown."""
+
+    max_refresh = 0.5
+
+    def render(self, task: Task) -> Text:
+        """Return the text of the column."""
+        left = task.time_remaining
+        return Text("" if left is None else f"about {timedelta(seconds=int(left))} left", style="progress.remaining")
 
 
 @contextmanager

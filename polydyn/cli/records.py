@@ -6,8 +6,9 @@ from collections import Counter
 
 import click
 
+from polydyn.cli.group import main
 from polydyn.cli.machine import as_json
-from polydyn.cli.main import answer, main
+from polydyn.cli.output import answer
 from polydyn.errors import InputError
 from polydyn.runtime.explain import text_table
 from polydyn.search.records import Records

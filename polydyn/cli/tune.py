@@ -6,10 +6,12 @@ from dataclasses import asdict
 from pathlib import Path
 
 import click
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-from polydyn.cli.machine import CompileSettings, as_json, of_machine, print_json
-from polydyn.cli.main import console, main
+from polydyn.cli.group import main
+from polydyn.cli.machine import CompileSettings, as_json, of_machine
+from polydyn.cli.output import print_json, print_text, terminal
+from polydyn.cli.progress import TimeLeft
 from polydyn.compiler import Options
 from polydyn.measure import TRIALS, TunedGroup
 from polydyn.measure import Progress as State
@@ -37,9 +39,9 @@ def tune(model: str, trials: int, seed: int, log: str | None, as_json: bool, set
     seen = read_log(Path(log)) if log else []
     columns = (
         TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[best]}"), TimeElapsedColumn(),
-        TextColumn("left"), TimeRemainingColumn(),
+        TimeLeft(),
     )  # fmt: skip
-    with Progress(*columns, console=console, disable=as_json) as bar:
+    with Progress(*columns, console=terminal(), disable=as_json) as bar:
         line = bar.add_task("lowering", total=None, best="")
 
         def report(p: State) -> None:
@@ -64,13 +66,13 @@ def tune(model: str, trials: int, seed: int, log: str | None, as_json: bool, set
         (g.label, g.source, str(g.tuples), str(g.binaries), str(g.measured), f"{g.seconds:.1f}", _gain(g))
         for g in groups
     ]
-    console.print(text_table(heading, rows), markup=False)
+    print_text(text_table(heading, rows))
     for g in groups:
         if g.declined:
-            console.print(f"{g.label} is not tuned: {g.declined}", markup=False)
+            print_text(f"{g.label} is not tuned: {g.declined}")
     if any(g.source == "model" for g in groups):
-        console.print(f"no {settings.target} device is present: an analytical model ranked the tiles", markup=False)
-    console.print(f"compile with --records {settings.records}{strategy}{on}", markup=False)
+        print_text(f"no {settings.target} device is present: an analytical model ranked the tiles")
+    print_text(f"compile with --records {settings.records}{strategy}{on}")
 
 
 def _gain(g: TunedGroup) -> str:

@@ -96,7 +96,7 @@ class Native:
         except OSError as e:
             raise ArtifactError(
                 f"the system cannot load the program's library: {e}",
-                remedy="if the cache folder is mounted noexec, set POLYDYN_CACHE to another one",
+                remedy="if the system forbids libraries from memory, set POLYDYN_CACHE to a writable folder",
             ) from e
         lib = self.library
         lib.pd_error.restype = ctypes.c_char_p

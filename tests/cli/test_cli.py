@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import click
 import numpy as np
 import onnx
 import pytest
@@ -15,6 +16,7 @@ from click.testing import CliRunner, Result
 import polydyn
 from polydyn.cli import main
 from polydyn.cli.doctor import EXTRAS, REQUIRED_PACKAGES
+from polydyn.cli.group import COMMANDS
 from tests.support.paths import ROOT
 from tests.support.stored import path_of
 from tests.support.tiny import model, node
@@ -53,6 +55,48 @@ def test_run_with_made_up_inputs_and_with_files(saved: Path, tmp_path: Path) -> 
     assert done.exit_code == 0, done.output
     want = polydyn.load(saved).run({"input_ids": ids, "attention_mask": np.ones_like(ids)})["last_hidden_state"]
     assert np.load(tmp_path / "last_hidden_state.npy").shape == want.shape
+
+
+def test_help_and_completion_import_no_command() -> None:
+    """They cost little more than Python itself: neither numpy nor rich nor onnx is imported."""
+    code = "import sys; from polydyn.cli import main; main(['--help'], standalone_mode=False); " \
+           "print(*{'numpy', 'rich', 'onnx', 'polydyn.errors'} & {*sys.modules})"  # fmt: skip
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    lines = done.stdout.splitlines()
+    assert lines[-1] == "" and not any(line.endswith("...") or len(line) > 80 for line in lines[1:])
+    assert all(any(line.startswith(f"  {name} ") for line in lines) for name in COMMANDS)
+    items = main.shell_complete(click.Context(main), "com")
+    assert [i.value for i in items] == ["compare", "compile", "completion"]
+
+
+def test_every_module_of_commands_is_listed() -> None:
+    for name, (module, _) in COMMANDS.items():
+        command = main.get_command(click.Context(main), name)
+        assert command is not None and f"polydyn.cli.{module}" in sys.modules and call(name, "-h").exit_code == 0
+    assert set(main.commands) == set(COMMANDS)
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), AssertionError("Status.init")])
+def test_ctrl_c_ends_a_command_with_130(error: BaseException, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A library that is interrupted may raise an error of its own, as Dask does while its workers start."""
+    error.__context__ = KeyboardInterrupt()
+
+    def interrupted() -> None:
+        raise error
+
+    monkeypatch.setitem(main.commands, "cache", click.Command("cache", callback=interrupted))
+    done = call("cache")
+    assert done.exit_code == 130 and done.output == "interrupted\n"
+
+
+def test_a_name_of_a_pass_may_be_misspelt(relu: Path) -> None:
+    done = call("compile", relu, "-o", relu.with_name("a"), "--without", "stich")
+    assert done.exit_code == 2 and "unknown pass 'stich'; did you mean stitch?" in done.output
+
+
+def test_outputs_that_cannot_be_written(relu: Path) -> None:
+    done = call("run", relu, "--shape", "N=2", "--output-dir", "/proc/nowhere")
+    assert done.exit_code == 1 and "cannot write /proc/nowhere" in done.output and "remedy" in done.output
 
 
 @pytest.fixture

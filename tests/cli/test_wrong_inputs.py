@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import click
 import numpy as np
 import onnx
 import pytest
 from click.testing import CliRunner
 
 from polydyn.cli import main
+from polydyn.cli.group import COMMANDS
 from tests.support.tiny import model, node
 
 REJECTION, USAGE = 1, 2
@@ -101,7 +103,9 @@ def test_wrong_input_is_refused_with_a_remedy(case: str, files: dict[str, Path],
 
 def test_every_command_has_json_but_completion() -> None:
     lacking = []
-    for name, command in main.commands.items():
+    for name in COMMANDS:
+        command = main.get_command(click.Context(main), name)
+        assert command is not None
         for sub in getattr(command, "commands", {"": command}).values():
             if not any("--json" in p.opts for p in sub.params):
                 lacking.append(f"{name} {sub.name}")

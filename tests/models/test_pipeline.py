@@ -11,7 +11,7 @@ import onnx
 import pytest
 from click.testing import CliRunner
 
-from polydyn.cli.main import main
+from polydyn.cli import main
 from polydyn.compiler import Options, compile
 from polydyn.errors import InputError
 from polydyn.fusion.pipeline import NAMES, PASSES, fusion_plan, rewrite_graph

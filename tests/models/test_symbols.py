@@ -10,7 +10,7 @@ import pytest
 from click.testing import CliRunner
 
 import polydyn
-from polydyn.cli.main import main
+from polydyn.cli import main
 from polydyn.errors import ShapeError
 from tests.support.tiny import model, node
 

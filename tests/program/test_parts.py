@@ -18,7 +18,7 @@ from onnx import TensorProto as T
 from onnx import helper
 
 import polydyn
-from polydyn.cli.main import main
+from polydyn.cli import main
 from polydyn.errors import InputError, UnsupportedError
 from polydyn.runtime.parts_program import PartsProgram
 

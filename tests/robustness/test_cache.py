@@ -212,6 +212,14 @@ def test_a_loaded_library_stays_and_one_that_is_gone_is_written_again(
         open_library(b"no library, and that is not for want of a file")
 
 
+def test_a_library_opens_without_a_cache(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in a container with a read-only root: it is loaded from memory, and only once."""
+    data = seven() + b"in memory"
+    monkeypatch.setenv("POLYDYN_CACHE", "/proc/nowhere")
+    first = open_library(data)
+    assert first.f() == 7 and open_library(data) is first and open_library(data + b"other").f() == 7
+
+
 def test_damaged_and_evicted_kernels_are_compiled_again(root: Path) -> None:
     made: list[Path] = []
 

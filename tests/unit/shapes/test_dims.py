@@ -15,8 +15,8 @@ from test_shape_facts import EXAMPLES, SIZES, exact, expressions
 
 import polydyn
 from polydyn import Sizes
-from polydyn.cli.inputs import dim_sizes
-from polydyn.cli.main import main
+from polydyn.cli import main
+from polydyn.cli.parsing import dim_sizes
 from polydyn.errors import InputError, ShapeError
 from polydyn.graph.expand import import_model
 from polydyn.jobs import read_jobs

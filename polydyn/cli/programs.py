@@ -1,8 +1,4 @@
-"""``polydyn compile | run | inspect | explain | profile | doctor``; the other commands have their own files.
-
-A PolydynError is printed without a traceback and gives exit code 1; ``--debug`` shows the traceback. Exit codes:
-docs/cli.md.
-"""
+"""``polydyn compile | run | inspect | explain | profile | doctor``; the other commands have their own files."""
 
 from __future__ import annotations
 
@@ -11,55 +7,18 @@ import sys
 import time
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
-import numpy as np
-from rich.console import Console
-from rich.table import Table
 
-import polydyn
-from polydyn.build.cache import writable, write_atomically
-from polydyn.build.features import architecture
-from polydyn.cli.doctor import findings
-from polydyn.cli.inputs import feeds_for, file_names, named_files, sizes
-from polydyn.cli.machine import CompileSettings, as_json, of_machine, print_json
-from polydyn.errors import PolydynError
-from polydyn.runtime.explain import Explanation, declared, text_table
-from polydyn.runtime.program import Program
-from polydyn.runtime.spans import has_spans
+from polydyn.cli.group import main
+from polydyn.cli.machine import CompileSettings, as_json, of_machine
+from polydyn.cli.output import answer, print_json, print_text
+from polydyn.cli.parsing import sizes
 
-console = Console(highlight=False, soft_wrap=True)
-errors = Console(stderr=True, highlight=False, soft_wrap=True)
-
-
-def answer(as_json: bool, data: Any, *lines: str) -> None:
-    """Print the result of a command: one line of JSON, or lines for people."""
-    if as_json:
-        print_json(data)
-    for line in lines if not as_json else ():
-        console.print(line, markup=False)
-
-
-class Commands(click.Group):
-    """The group of commands. It turns a PolydynError into text and exit code 1."""
-
-    def invoke(self, ctx: click.Context) -> Any:
-        """Run the command."""
-        try:
-            return super().invoke(ctx)
-        except PolydynError as e:
-            if ctx.params.get("debug"):
-                raise
-            errors.print(f"error ({type(e).__name__}): {e}", markup=False)
-            ctx.exit(1)
-
-
-@click.group(cls=Commands)
-@click.option("--debug", is_flag=True, help="Show the traceback of an error.")
-@click.version_option(polydyn.__version__, prog_name="polydyn")
-def main(debug: bool) -> None:
-    """Compile an ONNX model once, for every shape."""
+if TYPE_CHECKING:
+    from polydyn.runtime.explain import Explanation
+    from polydyn.runtime.program import Program
 
 
 @main.command("compile")
@@ -71,6 +30,8 @@ def compile_(model: str, output: str, as_json: bool, settings: CompileSettings) 
     """Compile MODEL into an artifact, which runs without a compiler."""
     start = time.perf_counter()
     if settings.foreign:
+        from polydyn.build.features import architecture
+
         arch = settings.write(model, output).manifest["architecture"]
         result = {"output": output, "bytes": Path(output).stat().st_size, "architecture": arch}
         needs = "" if arch != architecture() else " with the processor features of its target"
@@ -108,6 +69,12 @@ def run(
 
     Inputs without a file are generated: seeded normal numbers, and zeros and ones for integers.
     """
+    import numpy as np
+    from rich.table import Table
+
+    from polydyn.build.cache import replacing, writable
+    from polydyn.cli.inputs import feeds_for, file_names, named_files
+
     opened = settings.open(program)
     feeds = feeds_for(opened, shape or {}, named_files(files))
     start = time.perf_counter()
@@ -115,9 +82,11 @@ def run(
     milliseconds = (time.perf_counter() - start) * 1e3
     if output_dir:
         folder = Path(output_dir)
-        folder.mkdir(parents=True, exist_ok=True)
-        for name, file in file_names(results).items():
-            np.save(folder / file, results[name])
+        with writable(folder):
+            folder.mkdir(parents=True, exist_ok=True)
+            for name, file in file_names(results).items():
+                with replacing(folder / file) as f:
+                    np.save(f, results[name])
     if as_json:
         shapes = {n: {"dtype": str(a.dtype), "shape": list(a.shape)} for n, a in results.items()}
         print_json({"outputs": shapes, "first_call_ms": milliseconds, "output_dir": output_dir})
@@ -128,10 +97,10 @@ def run(
         wide, exact = a.astype(np.float64), dtypes[name] == str(a.dtype)  # else the bits of a type that numpy lacks
         numbers = [f"{x:.6g}" for x in (wide.min(), wide.mean(), wide.max())] if a.size and exact else ["-"] * 3
         table.add_row(name, dtypes[name], "x".join(map(str, a.shape)) or "scalar", *numbers)
-    console.print(table)
-    console.print(f"first call {milliseconds:.3f} ms")
+    print_text(table)
+    print_text(f"first call {milliseconds:.3f} ms")
     for file in file_names(results).values() if output_dir else ():
-        console.print(f"written: {Path(output_dir or '') / file}")
+        print_text(f"written: {Path(output_dir or '') / file}")
 
 
 @main.command()
@@ -140,6 +109,8 @@ def run(
 @of_machine
 def inspect(program: str, as_json: bool, settings: CompileSettings) -> None:
     """Show the inputs, outputs, guards, kernels and notes of PROGRAM (an artifact or a model)."""
+    from polydyn.runtime.explain import declared
+
     opened = settings.open(program)
     m = opened.manifest
     if as_json:
@@ -164,11 +135,11 @@ def inspect(program: str, as_json: bool, settings: CompileSettings) -> None:
         **{f"launches of {name}": body.launches for name, body in opened.bodies.items()},
         "notes": list(m["notes"]),
     }
-    console.print(f"{m['name'] or 'model'}: polydyn {m['polydyn']}, target {m['target']}, {m['compiler']}")
-    console.print(f"weights {opened.weight_bytes / 1e6:.1f} MB")
+    print_text(f"{m['name'] or 'model'}: polydyn {m['polydyn']}, target {m['target']}, {m['compiler']}")
+    print_text(f"weights {opened.weight_bytes / 1e6:.1f} MB")
     for title, lines in sections.items():
-        console.print(f"\n{title}", style="bold")
-        console.print("\n".join(f"  {line}" for line in lines) or "  none", markup=False)
+        print_text(f"\n{title}", style="bold")
+        print_text("\n".join(f"  {line}" for line in lines) or "  none")
 
 
 @main.command()
@@ -196,24 +167,27 @@ def explain(
     if page is not None:
         _write_page(page, opened, explained, shape, (peak or 0.0, bandwidth or 0.0))
         if not as_json:
-            console.print(f"{page}: {page.stat().st_size / 1e6:.2f} MB", markup=False)
+            print_text(f"{page}: {page.stat().st_size / 1e6:.2f} MB")
             return
     if as_json:
         names = ("kernel", "label", "wave", "tasks", "threads", "flops", "bytes")
         rows = [{n: getattr(x, n, None) for n in names} for x in explained.launches]
         print_json({"shape": shape, "launches": rows})
         return
-    console.print(explained.details() if why else str(explained), markup=False)
+    print_text(explained.details() if why else str(explained))
     if peak and bandwidth:
         minimum = sum(x.seconds(peak * 1e9, bandwidth * 1e9) for x in explained.launches)
-        console.print(f"\nminimum time at {peak:g} GFLOP/s and {bandwidth:g} GB/s: {minimum * 1e3:.3f} ms")
+        print_text(f"\nminimum time at {peak:g} GFLOP/s and {bandwidth:g} GB/s: {minimum * 1e3:.3f} ms")
 
 
 def _write_page(
     path: Path, program: Program, explained: Explanation, shape: dict[str, int], limit: tuple[float, float]
 ) -> None:
     """Write the page of ``explain --html``; launches on threads are timed. InputError: it cannot be written."""
+    from polydyn.build.cache import writable, write_atomically
+    from polydyn.cli.inputs import feeds_for
     from polydyn.explore.pictures.page import explain_page, limits
+    from polydyn.runtime.spans import has_spans
 
     times, spans = None, None
     if has_spans(program.manifest):
@@ -235,6 +209,9 @@ def profile(
     as_json: bool, settings: CompileSettings,
 ) -> None:  # fmt: skip
     """Show the time of every kernel of PROGRAM at a shape (medians of five calls)."""
+    from polydyn.cli.inputs import feeds_for, named_files
+    from polydyn.runtime.explain import text_table
+
     opened = settings.open(program)
     times = opened.profile(feeds_for(opened, shape or {}, named_files(files)))
     total = sum(t.nanoseconds for t in times) or 1
@@ -257,6 +234,8 @@ def profile(
 @as_json
 def doctor(as_json: bool) -> None:
     """Show what this machine offers: compiler, processor, cache, packages."""
+    from polydyn.cli.doctor import findings
+
     report = list(findings())
     answer(as_json, [asdict(f) for f in report], *(f"{'ok ' if f.ok else '-- '} {f.what}: {f.text}" for f in report))
     sys.exit(0 if all(f.ok for f in report) else 1)

@@ -1,0 +1,112 @@
+"""The command ``polydyn``: its commands by name, its errors and its exit codes.
+
+This module imports click only. The module of a command is imported when it is called, so that ``polydyn --help`` and
+the completion of a shell are quick. A PolydynError is printed without a traceback and gives exit code 1, Ctrl-C gives
+130; ``--debug`` shows the traceback. Exit codes: docs/cli.md.
+"""
+
+from __future__ import annotations
+
+import sys
+from importlib import import_module
+from typing import Any
+
+import click
+from click.shell_completion import CompletionItem
+
+import polydyn
+
+COMMANDS = {
+    "batch": ("batch", "Run offline jobs from a YAML or JSON file."),
+    "bench": ("compare", "Compare the time of MODEL with other runtimes."),
+    "cache": ("cache", "Show or empty the cache of compiled code."),
+    "compare": ("compare", "Compare the outputs and times of two programs."),
+    "compile": ("programs", "Compile MODEL into an artifact."),
+    "completion": ("group", "Print the completion script of a shell."),
+    "doctor": ("programs", "Show what this machine offers."),
+    "dump": ("dump", "Write every stage of a compilation into a folder."),
+    "explain": ("programs", "Show which kernels run at a shape, and why."),
+    "extract": ("extract", "Write the files that C and C++ programs need."),
+    "inspect": ("programs", "Show inputs, outputs, guards and kernels."),
+    "minimise": ("minimise", "Find the smallest part of a model that fails."),
+    "profile": ("programs", "Show the time of every kernel at a shape."),
+    "records": ("records", "Show, merge, copy and thin record files."),
+    "run": ("programs", "Run a program or a model once."),
+    "trace": ("compare", "Record when each thread worked on which launch."),
+    "tune": ("tune", "Search the fastest tiles on this machine."),
+    "verify": ("compare", "Compare a program with a reference."),
+}
+"""Maps a command to its module in this folder and its line in ``polydyn --help``."""
+EXAMPLES = """\b
+Examples:
+  polydyn compile bert.onnx -o bert.polydyn --dim B=1:64
+  polydyn run bert.polydyn --shape B=4,L=61
+  polydyn explain bert.polydyn --shape B=4,L=61 --html page.html
+  polydyn tune bert.onnx --records bert.db
+"""
+INTERRUPTED = 130
+"""Exit code after Ctrl-C, as shells give it."""
+
+
+class Commands(click.Group):
+    """The group of commands. It imports a command's module when the command is named."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """Return the names of all commands."""
+        return sorted(COMMANDS)
+
+    def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
+        """Import a command."""
+        if name in COMMANDS:
+            import_module(f"polydyn.cli.{COMMANDS[name][0]}")
+        return super().get_command(ctx, name)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the list of commands without importing them."""
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, text) for name, (_, text) in sorted(COMMANDS.items())])
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        """Return the commands, or the options, that begin with a text."""
+        found = [CompletionItem(n, help=t) for n, (_, t) in COMMANDS.items() if n.startswith(incomplete)]
+        return found + click.Command.shell_complete(self, ctx, incomplete)
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run the command. An error of polydyn and Ctrl-C end it with a line on standard error."""
+        try:
+            return super().invoke(ctx)
+        except (KeyboardInterrupt, Exception) as e:
+            from polydyn.errors import PolydynError
+
+            interrupted = was_interrupted(e)
+            if ctx.params.get("debug") or not (interrupted or isinstance(e, PolydynError)):
+                raise
+            print("interrupted" if interrupted else f"error ({type(e).__name__}): {e}", file=sys.stderr)
+            ctx.exit(INTERRUPTED if interrupted else 1)
+
+
+def was_interrupted(error: BaseException | None) -> bool:
+    """Whether Ctrl-C is the error or its origin: a library that was interrupted may raise another error."""
+    while error is not None:
+        if isinstance(error, KeyboardInterrupt):
+            return True
+        error = error.__cause__ or error.__context__
+    return False
+
+
+@click.group(cls=Commands, epilog=EXAMPLES, context_settings={"help_option_names": ["-h", "--help"]})
+@click.option("--debug", is_flag=True, help="Show the traceback of an error.")
+@click.version_option(polydyn.__version__, "-V", "--version", prog_name="polydyn")
+def main(debug: bool) -> None:
+    """Compile an ONNX model once, for every shape."""
+
+
+@main.command()
+@click.argument("shell", type=click.Choice(("bash", "zsh", "fish")))
+def completion(shell: str) -> None:
+    """Print the completion script of a shell: eval "$(polydyn completion bash)"."""
+    from click.shell_completion import get_completion_class
+
+    kind = get_completion_class(shell)
+    assert kind is not None
+    print(kind(main, {}, "polydyn", "_POLYDYN_COMPLETE").source())
