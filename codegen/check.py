@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from polydyn.clock import timed
 from polydyn.codegen.indices import mentions, node_buffers, node_indices
 from polydyn.codegen.ir import (
     Alloc,
@@ -29,6 +30,7 @@ from polydyn.schedules.errors import CodegenError
 from polydyn.schedules.expr import INTEGERS, Load
 
 
+@timed("checking the loop IR")
 def verify_body(
     body: Body, symbols: Iterable[str], buffers: Iterable[str], *, open_names: frozenset[str] | None = None
 ) -> None:

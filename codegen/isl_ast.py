@@ -7,6 +7,7 @@ from typing import Any
 
 import islpy as isl
 
+from polydyn.clock import timed
 from polydyn.codegen.indices import substitute
 from polydyn.codegen.ir import Body, Compare, For, If, Inst, Mark, rewrite, walk
 from polydyn.codegen.passes.tiles import mark_parallel
@@ -20,6 +21,7 @@ _NODE, _EXPR, _OP = isl.ast_node_type, isl.ast_expr_type, isl.ast_expr_op_type
 _RELATION = {_OP.eq: "==", _OP.ge: ">=", _OP.gt: ">", _OP.le: "<=", _OP.lt: "<"}
 
 
+@timed("loops by isl")
 def generate(tiled: TiledGroup) -> Body:
     """Return the loop IR of a tiled group, with instances that are not lowered yet.
 

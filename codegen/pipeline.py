@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 
+from polydyn.clock import timed
 from polydyn.codegen.check import free_names, verify_body
 from polydyn.codegen.ir import Body
 from polydyn.codegen.isl_ast import generate
@@ -96,6 +97,7 @@ def names_of(group: Group) -> tuple[str, ...]:
     return (*group.params, *group.arrays, *{x for i in strides for x in i.symbols()})
 
 
+@timed("passes over the loop IR")
 def run(kernel: str, body: Body, steps: Iterable[Step], names: Collection[str] = (), shown: bool = True) -> Body:
     """Apply all steps and return the body.
 

@@ -16,6 +16,7 @@ from polydyn.backends import Options, target_of
 from polydyn.backends.base import Target
 from polydyn.backends.launches import distinct_kernels, host_plan
 from polydyn.build.compiler import why_elsewhere
+from polydyn.clock import measuring, section
 from polydyn.codegen.pipeline import Loops, loops_kept
 from polydyn.debug import Stage, Verify, stages, verifying
 from polydyn.errors import FallbackWarning, PolydynError, UnsupportedError, planning
@@ -69,12 +70,15 @@ def compile(
     """Compile a model without the program cache. Arguments and errors are those of ``polydyn.compile``."""
     check_threads(threads)
     _refuse_elsewhere(target)
-    artifact, compiled = compile_artifact(
-        model, target=target, dims=dims, options=options, records=records, symbols=symbols
-    )
-    program = open_program(artifact, threads=threads, compilations=compiled)
-    del artifact
-    _return_memory()
+    with measuring() as clock:
+        artifact, compiled = compile_artifact(
+            model, target=target, dims=dims, options=options, records=records, symbols=symbols
+        )
+        with section("opening"):
+            program = open_program(artifact, threads=threads, compilations=compiled)
+            del artifact
+            _return_memory()
+    program.timing = clock.timing()
     return program
 
 
@@ -131,7 +135,8 @@ def _artifact(
     begun: ExitStack,
 ) -> tuple[Artifact, int]:  # fmt: skip
     """Return the artifact of one attempt and the number of compiled units. An error names what could not be planned."""
-    graph = stage("import", read(), show_graph)
+    with section("import of the model"):
+        graph = stage("import", read(), show_graph)
     for note in fallback_notes(graph):
         warnings.warn(note, FallbackWarning, stacklevel=4)
     build = _prepare(stage, graph, backend, records, dims, begun)
@@ -275,7 +280,7 @@ def _plan(
         with loops_kept() if verifying(Verify.PLANS) else nothing as loops:
             placed = backend.place(builder, lambda some: ahead(distinct_kernels(some)) if ahead else None)
         kernels = stage("kernels", placed)
-    with planning("host plan", (n.origin for n in graph.nodes)):
+    with planning("host plan", (n.origin for n in graph.nodes)), section("host plan"):
         plan = host_plan(replace(rewritten, outputs=graph.outputs), kernels, backend)
     plan = stage("host plan", plan, show_host_plan)
     if verifying(Verify.PLANS):

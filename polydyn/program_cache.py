@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 from polydyn.backends.options import Options
 from polydyn.build.cache import cache_dir, cache_root
 from polydyn.build.eviction import cache_limit, grown, touch
+from polydyn.clock import measuring, section, timed
 from polydyn.debug import is_observed
 from polydyn.errors import ArtifactError, BuildError, FallbackWarning, PolydynError
 from polydyn.onnx_runtime import RUNS
@@ -84,15 +85,18 @@ def cached_program(model: ModelLike, arguments: Arguments | None = None, *, thre
     """
     check_threads(threads)
     arguments = arguments or Arguments()
-    key = _key(model, arguments)
-    program = stored_program(key, threads=threads) if key else None
-    if program is None:
-        program = _compile(model, arguments, threads)
-        if key and key == _key(model, arguments):  # the model's file did not change meanwhile
-            _store(program, key)
+    with measuring() as clock:
+        key = _key(model, arguments)
+        program = stored_program(key, threads=threads) if key else None
+        if program is None:
+            program = _compile(model, arguments, threads)
+            if key and key == _key(model, arguments):  # the model's file did not change meanwhile
+                _store(program, key)
+    program.timing = clock.timing()
     return program
 
 
+@timed("opening a stored program")
 def stored_program(key: str, *, threads: int | None = None) -> Program | None:
     """Return the program of a key; None if the cache does not have it, or its file is damaged."""
     path = _path(key)
@@ -109,11 +113,13 @@ def stored_program(key: str, *, threads: int | None = None) -> Program | None:
 
 
 def _compile(model: ModelLike, arguments: Arguments, threads: int | None) -> Program:
-    from polydyn import compiler  # all passes: a stored program needs none
+    with section("loading polydyn"):
+        from polydyn import compiler  # all passes: a stored program needs none
 
     return compiler.compile(model, threads=threads, **vars(arguments))
 
 
+@timed("key of the program")
 def _key(model: ModelLike, arguments: Arguments) -> str:
     """Return the key of a program; "" if it must be compiled, or if it cannot be computed."""
     if is_observed() or sources_changed():
@@ -127,6 +133,7 @@ def _path(key: str) -> Path:
     return cache_root() / KIND / f"{key}.polydyn"
 
 
+@timed("storing the program")
 def _store(program: Program, key: str) -> None:
     """Store a program, unless it would fill half of the cache or the cache cannot be written."""
     with contextlib.suppress(ArtifactError, BuildError, OSError):

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
+from polydyn.clock import timed
 from polydyn.codegen.check import verify_body
 from polydyn.codegen.cpu.streaming import CACHE
 from polydyn.codegen.ir import Body
@@ -30,6 +31,7 @@ def ranges(order: Sequence[str] = ()) -> tuple[Step, ...]:
     return (Step("tasks", "the coincident band becomes a range of tasks", partial(tasks, runs=True, order=order)),)
 
 
+@timed("printing")
 def emit(kernel: Kernel, body: Body, arrays: Mapping[str, Array], inline_math: bool = False, width: int = 0) -> Kernel:
     """Return the kernel with its text.
 

@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Protocol
 
 from polydyn.capability import features_of
+from polydyn.clock import timed
 from polydyn.codegen.check import verify_body
 from polydyn.codegen.cuda.sharing import IS_LAST_BLOCK, RANK
 from polydyn.codegen.ir import Body, Compare
@@ -37,6 +38,7 @@ def without_rows(arrays: Mapping[str, Array]) -> dict[str, Array]:
     return {n: a for n, a in arrays.items() if a.role != "rows"}
 
 
+@timed("printing")
 def emit(
     kernel: Kernel, body: Body, arrays: Mapping[str, Array], limits: Mapping[str, IndexLike], blocks: int = 1,
     sharing: Sharing = UNSHARED,

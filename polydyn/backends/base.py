@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from polydyn.backends.options import Options
+from polydyn.clock import section
 from polydyn.errors import planning
 from polydyn.fusion.pipeline import fusion_plan, rewrite_graph
 from polydyn.fusion.plan import FusionPlan
@@ -59,7 +60,8 @@ class Target(ABC):
         all kernels so far."""
         placed: list[PlacedGroup] = []
         for group in builder.plan.groups:
-            with planning(f"the kernel of {group.nodes[-1].output}", (n.origin for n in group.nodes)):
+            step = planning(f"the kernel of {group.nodes[-1].output}", (n.origin for n in group.nodes))
+            with step, section("lowering"):
                 placed += builder.place(group)
             report(placed)
         unproven = (f"{x}: its addresses are right by construction, they are not proven" for x in builder.unproven)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import select
 import shlex
 import shutil
@@ -17,6 +18,7 @@ from pathlib import Path
 
 from polydyn.build.cache import FileCache, digest, library_file
 from polydyn.build.features import MACROS, architecture, available_cores, machine_features
+from polydyn.clock import section, timed, unit_compiled
 from polydyn.errors import BuildError
 
 GENERATOR = "1"
@@ -198,6 +200,7 @@ class Building:
             self._stop(name)
         self._folder.cleanup()
 
+    @timed("requesting units")
     def request(self, units: Mapping[str, str]) -> None:
         """Request units (file name -> C text) of the library. As many compilers as there are cores start now, others
         when this is called again. A text replaces an earlier one of the same name.
@@ -228,7 +231,8 @@ class Building:
             with _folder_errors():
                 while self._waiting or self._running:
                     if not self._step():
-                        _wait_for_one([p.pid for p in self._running.values()])
+                        with section("waiting for the C compiler"):
+                            _wait_for_one([p.pid for p in self._running.values()])
                 library = _link(self._compiler, [_object(Path(), n).name for n in units], self._work)
             self._cache.put(link_key, library)
         return Library(library, self._compiled, self._features, self._compiler.version)
@@ -238,7 +242,7 @@ class Building:
 
     def _step(self) -> bool:
         """Collect finished objects, and start the largest waiting units. Return whether any unit was finished."""
-        done = [name for name, process in self._running.items() if process.poll() is not None]
+        done = [name for name, process in self._running.items() if _ended(name, process)]
         for name in done:
             if self._running.pop(name).returncode or not _object(self._work, name).exists():
                 del self._keys[name]  # if requested again, it is compiled again
@@ -266,6 +270,21 @@ class Building:
             with suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
+
+
+def _ended(name: str, process: subprocess.Popen[str]) -> bool:
+    """Return whether the compiler of a unit has ended, and record its processor time."""
+    before = _children_seconds()
+    if process.poll() is None:
+        return False
+    unit_compiled(name, _children_seconds() - before)
+    return True
+
+
+def _children_seconds() -> float:
+    """Return the processor seconds of all child processes that ended."""
+    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return usage.ru_utime + usage.ru_stime
 
 
 def _wait_for_one(processes: Sequence[int]) -> None:
@@ -326,6 +345,7 @@ def _compile_error(compiler: Compiler, name: str, work: Path) -> BuildError:
     )
 
 
+@timed("linking")
 def _link(compiler: Compiler, objects: Sequence[str], work: Path) -> bytes:
     command = [*compiler.command, *objects, *LINK_FLAGS, "-o", "lib.so"]
     process = subprocess.run(command, cwd=work, env=_environment(work), capture_output=True, text=True)

@@ -24,9 +24,10 @@ if TYPE_CHECKING:
 @main.command("compile")
 @click.argument("model")
 @click.option("-o", "--output", required=True, help="The artifact to write.")
+@click.option("--timing", is_flag=True, help="Show where the time goes. A stored program only opens; see --no-cache.")
 @as_json
 @of_machine
-def compile_(model: str, output: str, as_json: bool, settings: CompileSettings) -> None:
+def compile_(model: str, output: str, timing: bool, as_json: bool, settings: CompileSettings) -> None:
     """Compile MODEL into an artifact, which runs without a compiler."""
     start = time.perf_counter()
     if settings.foreign:
@@ -46,8 +47,9 @@ def compile_(model: str, output: str, as_json: bool, settings: CompileSettings) 
         "output": output, "bytes": size, "seconds": seconds, "launches": len(program.launches),
         "kernels": program.kernel_count, "compilations": program.compilations, "peak_bytes": int(peak * 2**20),
     }  # fmt: skip
+    facts |= {"timing": program.timing.to_json()} if timing and program.timing else {}
     answer(
-        as_json, facts,
+        as_json, facts, *([f"{program.timing}\n"] if timing else []),
         f"compiled in {seconds:.1f} s: {len(program.launches)} kernels, {program.kernel_count} unique, "
         f"{program.compilations} translation units compiled (the others were in the cache), peak memory {peak:.0f} MB",
         f"{output}: {size / 1e6:.1f} MB",

@@ -10,6 +10,7 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 from functools import partial
 
+from polydyn.clock import section
 from polydyn.debug import Level, show, verifying
 from polydyn.errors import InputError, PolydynError, planning
 from polydyn.fusion.argsort import mark_argsorts
@@ -160,7 +161,7 @@ def _fused(graph: Graph, off: frozenset[str], cuda: bool, side: int, verify: boo
         if p.groups is join_prologues:
             p = replace(p, groups=partial(join_prologues, cuda=cuda))
         if p.name not in off and (p.groups or p.join):
-            with planning(f"pass {p.name}"):
+            with planning(f"pass {p.name}"), section(f"pass {p.name}"):
                 plan = p.groups(plan) if p.groups else join_groups(plan, p.join) if p.join else plan
                 if verify:
                     verify_plan(plan)
@@ -186,7 +187,7 @@ def _show(p: Pass, text: Callable[[], str]) -> None:
 def _rewritten(graph: Graph, passes: tuple[Pass, ...], off: frozenset[str]) -> Graph:
     for p in passes:
         if p.graph and p.name not in off:
-            with planning(f"pass {p.name}"):
+            with planning(f"pass {p.name}"), section(f"pass {p.name}"):
                 graph = p.graph(graph)
                 _show(p, lambda graph=graph: show_graph(graph))  # type: ignore[misc]
                 verify_graph(graph)

@@ -24,6 +24,7 @@ from polydyn.runtime.sharing import reject_sharing, surely_apart
 from polydyn.runtime.spans import Span, reject_trace, shortest
 
 if TYPE_CHECKING:
+    from polydyn.clock import Timing
     from polydyn.runtime.explain import Explanation
 
 Array = npt.NDArray[Any]
@@ -64,6 +65,8 @@ class Program:
     """The version for calls in which sizes that were assumed equal are not, but one of them is 1."""
     _lender: Program | None = None
     """The program whose threads it uses; it is closed after this one."""
+    timing: Timing | None = None
+    """Where the time of its compilation went, or of opening it from the cache; None for a program from a file."""
 
     def __init__(self, artifact: Artifact, *, threads: int | None = None, compilations: int = 0) -> None:
         """``threads``: threads per call, including the caller's; default: all cores that this process may use."""

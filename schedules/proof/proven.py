@@ -10,6 +10,7 @@ from collections.abc import Callable, Collection
 from dataclasses import replace
 from typing import NoReturn, final
 
+from polydyn.clock import timed
 from polydyn.schedules.isl_util import Condition
 from polydyn.schedules.laws.masks import Logits, check_conditions
 from polydyn.schedules.proof.prove import prove
@@ -32,6 +33,7 @@ class Proven:
     __slots__ = ("tiled",)
     tiled: TiledGroup
 
+    @timed("proofs")
     def __init__(self, schedule: Scheduled, *obligations: Obligation, free: Collection[str] = ()) -> None:
         """Prove ``schedule`` (``prove``), then each obligation.
 

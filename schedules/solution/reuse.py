@@ -10,6 +10,7 @@ from collections.abc import Callable
 from functools import cached_property, lru_cache
 from typing import TypeVar
 
+from polydyn.clock import timed
 from polydyn.schedules.errors import LegalityError, ScheduleError
 from polydyn.schedules.group.dependence import Dependences, analyse
 from polydyn.schedules.group.polyhedra import context
@@ -38,6 +39,7 @@ class Solver:
         """The dependences of the group itself, for sizes >= 0."""
         return analyse(self.group, positive=False)
 
+    @timed("solving")
     def contract(self, roles: Roles) -> Roles:
         """Return ``schedule_contract``: the roles with the steps of the sunk statements."""
         s = self.skeleton
@@ -47,6 +49,7 @@ class Solver:
             return solved
         return schedule_contract(self.group, roles, self.dependences.under(context(self.group)))[0]
 
+    @timed("solving")
     def nest(self) -> NestSchedule:
         """Return ``schedule_nest``; a group that no pattern fuses is scheduled without its skeleton."""
         s = self.skeleton

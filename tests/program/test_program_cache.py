@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -97,6 +98,24 @@ def test_a_stored_program_answers_every_question_like_a_new_one(
     assert got.keys() == expected.keys()
     for question, answer in expected.items():
         assert got[question] == answer, question
+
+
+def test_the_time_of_a_compilation_is_divided_among_its_parts() -> None:
+    begin = time.perf_counter()
+    program = polydyn.compile(total())
+    passed, timing = time.perf_counter() - begin, program.timing
+    assert timing is not None and 0.9 * passed < timing.seconds <= passed
+    sections = {s.name: s for s in timing.sections}
+    for name in ("import of the model", "proofs", "solving", "loops by isl", "passes over the loop IR", "printing",
+                 "pass tidy", "host plan", "opening"):  # fmt: skip
+        assert sections[name].count >= 1 and sections[name].seconds > 0, name
+    assert json.loads(json.dumps(timing.to_json()))["seconds"] == timing.seconds
+    for u in timing.units:  # none, if a run before compiled them
+        assert u.processor > 0 and set(u.lines) <= {k["name"] for k in program.manifest["kernels"]}
+    stored = [compile_cached(free()).timing for _ in range(2)][1]
+    assert stored is not None and {s.name for s in stored.sections} == {
+        "the rest", "key of the program", "opening a stored program",
+    }  # fmt: skip
 
 
 @pytest.fixture
