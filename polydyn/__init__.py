@@ -20,6 +20,7 @@ if sys.platform != "linux":
 if TYPE_CHECKING:
     from polydyn.backends.options import Options as Options
     from polydyn.errors import PolydynError as PolydynError
+    from polydyn.measure import tune as tune
     from polydyn.program_cache import compile as compile
     from polydyn.runtime.opening import load as load
     from polydyn.runtime.program import Program as Program
@@ -48,6 +49,16 @@ _LAZY = {
     "OrtValue": "polydyn.session",
 }
 """Maps a public name to its module, imported at first use: loading a saved program needs only numpy."""
+
+
+__all__ = [
+    "InferenceSession", "Options", "OrtValue", "PolydynError", "Program", "RunOptions", "SessionOptions", "Sizes",
+    "compile", "load", "tune",
+]  # fmt: skip
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
 
 
 def __getattr__(name: str) -> Any:

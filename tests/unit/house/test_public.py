@@ -15,6 +15,7 @@ from enum import Enum
 from importlib import import_module
 from typing import Any
 
+import polydyn
 from tests.support.paths import ROOT
 
 MODULES = ("polydyn", "polydyn.session", "polydyn.extend", "polydyn.explore", "polydyn.explore.pictures")
@@ -67,6 +68,15 @@ def signature(f: Any) -> str:
 
 def test_the_public_interface_is_the_stored_one(golden: Callable[[str, str], None]) -> None:
     golden("public.txt", "\n".join(line for m in MODULES for line in lines(m)))
+
+
+def test_names_that_are_imported_late_are_visible() -> None:
+    """They are in ``dir``, for completion, and in ``__all__``; type checkers see each of them."""
+    source = (ROOT / "polydyn" / "__init__.py").read_text().partition("if TYPE_CHECKING:")[2].partition("\n\n")[0]
+    assert polydyn.__all__ == sorted(polydyn._LAZY) and {*polydyn.__all__} <= {*dir(polydyn)}
+    assert {line.rpartition(" as ")[2] for line in source.splitlines() if line} == {*polydyn.__all__}
+    for module in MODULES:
+        assert {*public(module)} <= {*dir(import_module(module))}, module
 
 
 def test_every_public_parameter_has_a_type() -> None:
