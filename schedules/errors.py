@@ -60,3 +60,8 @@ class Declined:
 
     def __str__(self) -> str:
         return self.reason
+
+
+def first_refusal(*cases: tuple[bool, str]) -> Declined | None:
+    """Return the reason of the first case that holds; None if a form fits."""
+    return next((Declined(reason) for holds, reason in cases if holds), None)

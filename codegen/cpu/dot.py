@@ -21,7 +21,7 @@ from polydyn.codegen.passes.registers import keep_loads
 from polydyn.codegen.passes.sums import sum_together
 from polydyn.codegen.passes.vectorise import vectorise_loop
 from polydyn.codegen.pipeline import Step
-from polydyn.schedules.errors import CodegenError, Declined
+from polydyn.schedules.errors import CodegenError, Declined, first_refusal
 from polydyn.schedules.expr import Load, loads
 from polydyn.schedules.index import ONE, Index
 from polydyn.schedules.model import Group
@@ -80,7 +80,7 @@ class PartialSums(RegisterTile):
                 return n
             loops = vectorise_loop(n, self.product.target.width, chains)
             if isinstance(loops, Declined):
-                raise CodegenError(f"the reduction cannot be vectorised: {loops}")  # ``fits`` has checked it
+                raise CodegenError(f"the reduction cannot be vectorised: {loops}")  # ``refusal`` has checked it
             return keep_loads(sum_together(self._prefetched(loops, rows)))
 
         return rewrite(body, f)
@@ -114,15 +114,22 @@ class DotKernel(ContractKernel):
     tile_kind, scratch_kind = PartialSums, PanelsOfSteps
 
     @staticmethod
-    def fits(group: Group, roles: Roles) -> bool:
-        """Whether both operands are computed, columns may be few, and rows are dense along the reduction."""
+    def refusal(group: Group, roles: Roles) -> Declined | None:
+        """Return why this kernel is not added to others; None if both operands are computed, columns may be few, and
+        rows are dense along the reduction.
+        """
         acc = group.backbone
         extents, (row, col) = dict(acc.iters), operands(acc, roles)
         n, k = extents[roles.col].constant, extents[roles.block].constant
-        few = (n is None or n <= COLUMNS) and (k is None or k >= LEAST_STEPS) and not roles.inner
-        if not (few and isinstance(row, Load) and isinstance(col, Load) and acc.value.dtype == "float32"):
-            return False
-        return group.arrays[col.buffer].role == "input" and dense(group, row, roles.block)
+        if not (isinstance(row, Load) and isinstance(col, Load) and acc.value.dtype == "float32"):
+            return Declined("its operands are not two float32 tensors")
+        return first_refusal(
+            (n is not None and n > COLUMNS, f"{n} columns are more than {COLUMNS}"),
+            (k is not None and k < LEAST_STEPS, f"{k} steps are fewer than {LEAST_STEPS}"),
+            (bool(roles.inner), "it has several reductions"),
+            (group.arrays[col.buffer].role != "input", "its columns are a constant, which is packed"),
+            (not dense(group, row, roles.block), "its rows do not have unit stride along the reduction"),
+        )
 
     def sizes(self, chosen: ContractTuple | None, fill: bool) -> Plan:
         """Return a plan with one column per register and as many rows as there are accumulators.

@@ -18,6 +18,7 @@ from polydyn.codegen.kernel import Kernel
 from polydyn.codegen.passes.bind import bind
 from polydyn.codegen.passes.matrix import SIDE, TILE_PRODUCT_LEAF, Unit, matrix_tiles
 from polydyn.codegen.pipeline import Step
+from polydyn.schedules.errors import Declined, first_refusal
 from polydyn.schedules.expr import FromIndex, Op, read_of
 from polydyn.schedules.group.words import stored_parts
 from polydyn.schedules.index import ONE, ZERO, Index
@@ -84,15 +85,23 @@ class MatrixKernel(ContractKernel):
     streams = False
 
     @staticmethod
-    def fits(x: Contraction, fill: bool) -> bool:
-        """Whether the unit multiplies such words, and their layout suits its tiles. ``fill``: rows are copied."""
+    def refusal(x: Contraction, fill: bool) -> Declined | None:
+        """Return why the unit cannot compute a product; None if it multiplies such words and their layout suits its
+        tiles. ``fill``: rows are copied.
+        """
         value, rows = x.accumulation.value, x.rows.constant
-        if not (x.target.amx and isinstance(value, Op) and value.name in TILE_PRODUCT_LEAF and words_of(x)):
-            return False
-        if x.footprint is not None or (rows is not None and rows < SIDE):
-            return False
+        if not x.target.amx:
+            return Declined("the processor has none")
+        if not (isinstance(value, Op) and value.name in TILE_PRODUCT_LEAF):
+            return Declined("its operands are not packed words of 8 or 16 bits")
         column = read_of(x.operands[1])
-        return column is not None and column.buffer in x.packed and (fill or _in_lines(x))
+        return first_refusal(
+            (not words_of(x), f"its steps are not a known multiple of {LEAST_WORDS} to {SIDE} words"),
+            (x.footprint is not None, "its rows are copied as a part of an image"),
+            (rows is not None and rows < SIDE, f"{rows} rows are fewer than the {SIDE} of a tile"),
+            (column is None or column.buffer not in x.packed, "its columns are not packed"),
+            (not fill and not _in_lines(x), "the addresses of its rows have no constant pitch"),
+        )
 
     def sizes(self, chosen: ContractTuple | None, fill: bool) -> Plan:
         """Return a plan with the whole reduction in one block, so that sums stay in their tiles."""

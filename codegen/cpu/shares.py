@@ -7,6 +7,7 @@ from polydyn.codegen.cpu.plan import REDUCTION_BLOCK, Plan
 from polydyn.codegen.cpu.target import Core
 from polydyn.codegen.kernel import WORKERS
 from polydyn.codegen.passes.prefetch import LINE
+from polydyn.schedules.errors import Declined, first_refusal
 from polydyn.schedules.expr import ITEMSIZE
 from polydyn.schedules.group.footprint import Footprint
 from polydyn.schedules.index import ONE, Index, IndexLike, maximum, minimum
@@ -170,18 +171,23 @@ def where_few(shares: Index, tiles: Index) -> Index:
     return shares // LEAST_SHARES * LEAST_SHARES * minimum(1, maximum(0, FEW_TILES + 1 - tiles))
 
 
-def has_shares(x: Contraction, plan: Plan) -> bool:
-    """Whether the reduction is split at some sizes. Copied operands and several reductions are not supported.
+def split_refusal(x: Contraction, plan: Plan) -> Declined | None:
+    """Return why the reduction is split at no size. Copied operands and several reductions are not supported.
 
     If no size is known, the reduction is not split: a second kernel costs compile time, and the result may be large.
     """
     known = any(e.constant is not None for e in (x.rows, x.columns, x.steps))
-    if x.inner or x.footprint or x.decodes or plan.fill or plan.promote or not known:
-        return False
-    least = LEAST_SHARES * SHARE_STEPS
-    tiles = _register_tiles(x, plan)
+    least, tiles = LEAST_SHARES * SHARE_STEPS, _register_tiles(x, plan)
     env = dict.fromkeys(tiles.symbols(), 1) | dict.fromkeys(x.steps.symbols(), least)
-    return (x.steps.constant or least) >= least and tiles.evaluate(env) <= FEW_TILES
+    copied = x.footprint is not None or plan.fill or plan.promote
+    return first_refusal(
+        (bool(x.inner), "it has several reductions"),
+        (x.decodes, "its weights are decoded"),
+        (copied, "its operands are copied"),
+        (not known, "no size is known"),
+        ((x.steps.constant or least) < least, f"{x.steps} steps are fewer than {least}"),
+        (tiles.evaluate(env) > FEW_TILES, f"it has more than {FEW_TILES} tiles"),
+    )
 
 
 def _register_tiles(x: Contraction, plan: Plan) -> Index:

@@ -24,6 +24,7 @@ from polydyn.codegen.passes.prefetch import LINE
 from polydyn.codegen.passes.tiles import share_steps
 from polydyn.codegen.sharing import SplitLaunch
 from polydyn.codegen.split import combining_group, partial_group
+from polydyn.schedules.errors import Declined, first_refusal
 from polydyn.schedules.index import ONE, Index, minimum, product
 from polydyn.schedules.model import SHARE, SHARES, Group
 from polydyn.schedules.tiling import Roles
@@ -116,14 +117,17 @@ class SplitNest(NestKernel):
         self.sums = NestKernel(f"{name}_sum", *combining_group(group), target)
 
     @staticmethod
-    def fits(group: Group, band: tuple[str, ...]) -> bool:
-        """Whether a group is one float32 reduction and maps of its results."""
+    def refusal(group: Group, band: tuple[str, ...]) -> Declined | None:
+        """Return why a group is not one float32 reduction and maps of its results; None if it is."""
         if len(group.statements) < 3 or group.around is not None:
-            return False
+            return Declined("it has no reduction")
         init, acc, *done = group.statements
-        sums = init.role == "init" and acc.reduce in ("sum", "max", "min") and acc.value.dtype == "float32"
-        steps = len(acc.iterators) > len(band)
-        return sums and steps and init.iterators == band and all(s.iterators == band and not s.reduce for s in done)
+        maps = init.iterators == band and all(s.iterators == band and not s.reduce for s in done)
+        return first_refusal(
+            (init.role != "init" or acc.reduce not in ("sum", "max", "min"), "it is not one sum, maximum or minimum"),
+            (acc.value.dtype != "float32", f"it reduces {acc.value.dtype}"),
+            (len(acc.iterators) <= len(band) or not maps, "it is not one reduction and maps of its results"),
+        )
 
     @property
     def count(self) -> Index:
@@ -138,11 +142,15 @@ class SplitNest(NestKernel):
         return SplitLaunch(group=self.group, count=self.count, add=self.sums.build)
 
     @property
-    def is_useful(self) -> bool:
-        """Whether the reduction is split at some sizes."""
+    def useless(self) -> Declined | None:
+        """Why the reduction is split at no size; None if it is at some."""
         tiles, row = self._tiles(), self.extents[self.steps_of] * self.others
         most = FEW_TILES * (self._elements() if self.tiled else 1) * (row.constant or SHARE_ELEMENTS)
-        return tiles.evaluate(dict.fromkeys(tiles.symbols(), 1)) <= FEW_TILES and most >= LEAST_SHARES * SHARE_ELEMENTS
+        many = tiles.evaluate(dict.fromkeys(tiles.symbols(), 1)) > FEW_TILES
+        return first_refusal(
+            (many, f"it has more than {FEW_TILES} tasks"),
+            (most < LEAST_SHARES * SHARE_ELEMENTS, "its rows are too short for slices"),
+        )
 
     def _tiles(self) -> Index:
         """Return the tasks of the whole result."""

@@ -76,7 +76,12 @@ class Axes:
     alike: bool = False
 
 
-def fits(group: Group, band: tuple[str, ...], width: int, sums: int = INDEPENDENT_FMAS) -> Axes | None:
+NO_WINDOW = Declined("it is not one reduction over a window, and maps of its results")
+
+
+def window_axes(
+    group: Group, band: tuple[str, ...], width: int, sums: int = INDEPENDENT_FMAS
+) -> Axes | Declined:  # fmt: skip
     """Match a group that is one reduction over a window of constant size and maps of its result; return its axes.
 
     ``sums``: maximum outputs of a tile that all read the same elements, like the channels of a convolution. A guard
@@ -84,21 +89,23 @@ def fits(group: Group, band: tuple[str, ...], width: int, sums: int = INDEPENDEN
     """
     backbones = [s for s in group.statements if s.reduce]
     if len(backbones) != 1 or len(band) < 2:
-        return None
+        return NO_WINDOW
     (core,) = backbones
     taps = core.iterators[len(band) :]
     maps = all(s.iterators == band for s in group.statements if s is not core)
-    if not taps or not maps or core.iterators[: len(band)] != band or not adds_nothing_outside(core):
-        return None
+    if not taps or not maps or core.iterators[: len(band)] != band:
+        return NO_WINDOW
+    if not adds_nothing_outside(core):
+        return Declined("taps outside of the image are not skipped: they add something, or their guard is another")
     dtypes = {a.dtype for a in group.arrays.values()}
     if dtypes not in ({"uint8"}, {"int8"}) and not (dtypes <= {*FLOAT_LANES} and core.value.dtype == "float32"):
-        return None
+        return Declined(f"its types are {', '.join(sorted(dtypes))}")
     extents = dict(core.iters)
     if any(extents[x].constant is None for x in taps):
-        return None
+        return Declined("the size of its window is not known")
     address = _image(group, core, band)
     if address is None:
-        return None
+        return NO_WINDOW
     lane = min(reversed(band), key=lambda x: _cost(group, x, extents[x], width))
     across = min((x for x in reversed(band) if x != lane), key=lambda x: _size(address.split(x)[0]))
     alike = [x for x in band if x != lane and x not in address.symbols() and extents[x].constant]
@@ -115,7 +122,7 @@ def fits(group: Group, band: tuple[str, ...], width: int, sums: int = INDEPENDEN
             (n for n in range(1, min(sums, MOST_TAPS // count) + 1) if int(extents[across]) % n == 0), default=0
         )
     if outputs < 1 or not unrolled:
-        return None
+        return Declined("its taps do not move along its outputs, or are too many for a tile")
     around = [x for x in band if x not in (lane, across)]
     asked = {x for v in walk(core.value) if isinstance(v, FromIndex) for x in v.index.symbols()}
     planes = around[-1] if around and around[-1] not in asked else None
@@ -153,10 +160,10 @@ def _size(stride: Index) -> int:
     return stride.subs(dict.fromkeys(stride.symbols(), SAMPLE)).constant or 1 << 62
 
 
-def window_extra_cost(product: ContractKernel, group: Group, axes: Axes) -> Index | None:
+def window_extra_cost(product: ContractKernel, group: Group, axes: Axes) -> Index | Declined:
     """Return the operations of the window form minus those of the product form, partial last vectors included.
 
-    Return None if the window form never wins, has strides above 2, or the layout of the results differs. As a product,
+    Declined if the window form never wins, has strides above 2, or the layout of the results differs. As a product,
     each row of column vectors is summed, then stored, transposed and moved once more. As a window, an image row takes
     the time of one more vector, for its ends, and a few dependent sums.
     """
@@ -167,12 +174,12 @@ def window_extra_cost(product: ContractKernel, group: Group, axes: Axes) -> Inde
     near = image is not None and image.split(lane)[0] in (ONE, V(2)) and all(i.split(lane)[0] == ONE for i in written)
     steps, columns = x.steps * x.inner_steps, x.columns
     if not (axes.alike and near) or columns != extents[axes.across]:
-        return None
+        return Declined("its results do not lie in planes, or its strides are above 2")
     vectors = -(-int(columns) // w)
     moved = vectors * (round(int(steps) / x.target.share(plan.rows, plan.vectors)) + w.bit_length() + 1)
     summed = int(columns) // axes.outputs * max(axes.outputs, INDEPENDENT_FMAS) * int(steps)
     if summed * GAIN[0] >= moved * w * GAIN[1]:
-        return None
+        return Declined("it has too many channels")
     return (extents[lane].ceildiv(w) + 1) * summed - extents[lane] * moved
 
 

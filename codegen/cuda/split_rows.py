@@ -43,7 +43,7 @@ class CudaSplitNest(CudaNestKernel):
     @staticmethod
     def fits(group: Group, band: tuple[str, ...]) -> bool:
         """Whether a group is such a reduction, long enough for slices."""
-        if not band or not SplitNest.fits(group, band):
+        if not band or SplitNest.refusal(group, band):
             return False
         first = dict(group.backbone.iters)[group.backbone.iterators[len(band)]]
         return first.constant is None or first.constant >= 2 * LEAST_STEPS

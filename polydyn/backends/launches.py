@@ -138,6 +138,7 @@ def _launch(plan: FusionPlan, p: PlacedGroup, buffers: Mapping[str, Buffer]) -> 
         writes=p.written,
         reads=p.read,
         reasons=(*p.fused.reasons, *plan.why_apart(p.fused), *p.reasons),
+        declined=p.declined,
     )
     return replace(launch, bytes=_bytes(launch, buffers))
 

@@ -39,7 +39,7 @@ from polydyn.fusion.plan import FusedGroup, FusionPlan
 from polydyn.graph.expand import import_model
 from polydyn.graph.importer import ModelLike
 from polydyn.lowering.argsort import lower_argsort
-from polydyn.lowering.contract import lower_contract
+from polydyn.lowering.contract import ContractGroup, lower_contract
 from polydyn.lowering.group import LoweredGroup
 from polydyn.lowering.nest import lower_nest
 from polydyn.lowering.pack import pack
@@ -152,7 +152,8 @@ def groups(model: ModelLike, dims: Dims | None = None, options: Options | None =
 
 
 def _lowered(plan: FusionPlan, g: FusedGroup) -> Group:
-    form = lower_contract(plan, g, 0) if g.kind == "contract" else None
+    product = lower_contract(plan, g, 0) if g.kind == "contract" else None
+    form = product if isinstance(product, ContractGroup) else None
     if g.kind in ("scatter", "scan"):
         lowered = lower_serial(plan, g).lowered
     elif g.kind == "order":

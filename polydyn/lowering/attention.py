@@ -16,6 +16,7 @@ from polydyn.lowering.flatten import FlatNode, flatten, map_addresses
 from polydyn.lowering.group import Canonical, LoweredGroup
 from polydyn.lowering.nest import NestBuilder
 from polydyn.lowering.output import output_array
+from polydyn.schedules.errors import Declined
 from polydyn.schedules.expr import WIDENED, Const, Load, Op, Value, cast, loads, symbols_of, transform
 from polydyn.schedules.index import ONE, ZERO, Index
 from polydyn.schedules.model import Array, Group, Statement
@@ -35,8 +36,8 @@ class AttentionGroup:
     parts: AttentionParts
 
 
-def lower_attention(plan: FusionPlan, group: FusedGroup, wide: bool = False) -> AttentionGroup | None:
-    """Lower an attention group, or return None if its parts do not line up (they then become separate kernels).
+def lower_attention(plan: FusionPlan, group: FusedGroup, wide: bool = False) -> AttentionGroup | Declined:
+    """Lower an attention group; declined if its parts do not line up (they then become separate kernels).
 
     ``wide``: the rows of a block are float32 whatever the tensors are, as the CPU computes them.
     """
@@ -46,11 +47,13 @@ def lower_attention(plan: FusionPlan, group: FusedGroup, wide: bool = False) -> 
     row_tensors = frozenset(scores.outputs)
     row_nodes = tuple(flatten(plan, rows, n, row_tensors) for n in rows.nodes)
     value_nodes = _value_nodes(plan, values, rows.outputs[0])
-    if not axes or value_nodes is None or [x for x, _ in row_nodes[0].shared] != axes:
-        return None
+    if isinstance(value_nodes, Declined):
+        return value_nodes
+    if not axes or [x for x, _ in row_nodes[0].shared] != axes:
+        return Declined("the rows of its softmax are not the rows of its scores")
     first, last = collapse_reduction(score_nodes[0]), value_nodes[0]
     if not _separable(first, axes[-1], "j") or not _separable(last, axes[-1], "d") or not first.reduction:
-        return None
+        return Declined("the axes of its products are not rows, columns and one reduction")
     builder = _Builder(plan, group, axes)
     return builder.build((first, *score_nodes[1:]), row_nodes, value_nodes, wide)
 
@@ -69,10 +72,10 @@ def _renamed(n: FlatNode, names: dict[str, str]) -> FlatNode:
     return replace(moved, shared=axes(n.shared), inner=axes(n.inner), reduction=axes(n.reduction))
 
 
-def _value_nodes(plan: FusionPlan, values: FusedGroup, weights: str) -> tuple[FlatNode, ...] | None:
+def _value_nodes(plan: FusionPlan, values: FusedGroup, weights: str) -> tuple[FlatNode, ...] | Declined:
     """Flatten the second contraction and give its row iterators the names that the scores use.
 
-    Returns None if it has no single column and reduction.
+    Declined if it has no single column and reduction.
     """
     graph = plan.graph
     body = values.nodes[0].body
@@ -84,7 +87,7 @@ def _value_nodes(plan: FusionPlan, values: FusedGroup, weights: str) -> tuple[Fl
     flat = [flatten(plan, values, n, frozenset((weights,))) for n in values.nodes]
     rest = [x for x, _ in flat[0].shared if x not in names]
     if len(rest) != 1 or len(flat[0].reduction) != 1 or any(n.inner for n in flat):
-        return None
+        return Declined("its second product has not one column and one reduction")
     names |= {rest[0]: "d", flat[0].reduction[0][0]: "l"}
     return tuple(_renamed(n, names) for n in flat)
 

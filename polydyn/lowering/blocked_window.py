@@ -11,10 +11,11 @@ import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from polydyn.codegen.cpu.windows import fits
+from polydyn.codegen.cpu.windows import window_axes
 from polydyn.fusion.plan import FusionPlan
 from polydyn.lowering.footprints import PIXEL, footprint_of, taps_of
 from polydyn.lowering.group import LoweredGroup, Pack, TurnedWindow
+from polydyn.schedules.errors import Declined
 from polydyn.schedules.expr import Load, Op, Value, loads, substitute, symbols_of, transform, walk
 from polydyn.schedules.index import ONE, Index, IndexLike
 from polydyn.schedules.model import Array, Group, Statement, row_major, touched
@@ -37,7 +38,7 @@ def with_blocked_form(plan: FusionPlan, lowered: LoweredGroup, width: int) -> Lo
         return lowered
     (core,) = cores
     band = tuple(x for x in core.iterators if any(x in i.symbols() for i in core.index))
-    if len(band) < 3 or fits(group, band, width) is None:
+    if len(band) < 3 or isinstance(window_axes(group, band, width), Declined):
         return lowered
     planes, line, column = band[-3:]
     choice = next((v for v in walk(core.value) if isinstance(v, Op) and v.name == "where"), None)

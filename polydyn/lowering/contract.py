@@ -21,6 +21,7 @@ from polydyn.lowering.nibbles import in_bytes, over_nibbles
 from polydyn.lowering.output import output_array
 from polydyn.lowering.roles import choose_roles
 from polydyn.lowering.rounding import HALF
+from polydyn.schedules.errors import Declined
 from polydyn.schedules.expr import (
     DOTS,
     ITEMSIZE,
@@ -53,6 +54,10 @@ TRANSPOSE_PAYBACK = 8
 """Operations of a transposed product that cost as much as its one additional move of a result."""
 
 
+NO_NIBBLES = Declined("it has no weights of 4 bits whose columns are its own")
+NO_REDUCTION = Declined("it is not one reduction over products")
+
+
 @dataclass(frozen=True)
 class ContractGroup:
     """A lowered group of kind contract, the roles of its iterators, and its packed arrays.
@@ -78,8 +83,8 @@ class ContractGroup:
 def lower_contract(
     plan: FusionPlan, group: FusedGroup, width: int, promotion: bool = False, along_k: Collection[str] = (),
     kinds: Sequence[KPacking] = (INT16X2,), shared: int = 0, vectors: int = 1,
-) -> ContractGroup | None:  # fmt: skip
-    """Return the matmul-like form, or None if no pair of iterators separates the operands.
+) -> ContractGroup | Declined:  # fmt: skip
+    """Return the matmul-like form; declined if no pair of iterators separates the operands.
 
     ``width``: columns of a panel of packed constants. If it is 0, constants keep their layout, except filters and the
     dtypes ``along_k``, which get the layout required by 16-byte copies (``_Builder._panel_columns``). ``promotion``:
@@ -90,34 +95,40 @@ def lower_contract(
     """
     first = group.nodes[0]
     if promotion and width and _narrow_groups(flatten(plan, group, first), width):
-        return None
-    if promotion and (nibbles := _lower_nibbles(plan, group, width, vectors)):
+        return Declined("it has groups of few channels: a vector holds several of them")
+    nibbles = _lower_nibbles(plan, group, width, vectors) if promotion else NO_NIBBLES
+    if not isinstance(nibbles, Declined):
         return nibbles
     if BF16X2 in kinds:
-        if (words := _lower_implicit_gemm(plan, group, width, kinds, shared)) and words.k_packed:
+        words = _lower_implicit_gemm(plan, group, width, kinds, shared)
+        if not isinstance(words, Declined) and words.k_packed:
             return words
         kinds = [k for k in kinds if k != BF16X2]
     if promotion and (group.prologue or is_windowed(first) or _converts(first)):
         convolution = _lower_implicit_gemm(plan, group, width, kinds, shared)
-        if convolution is not None or group.prologue or is_windowed(first):
+        if not isinstance(convolution, Declined) or group.prologue or is_windowed(first):
             return convolution
-    if promotion and _widens(first):
-        dot = _lower_matrix(plan, group, width, along_k)
-        return dot if dot and dot.dot else _lower_implicit_gemm(plan, group, width, kinds, shared) or dot
-    return _lower_matrix(plan, group, width, along_k)
+    matrix = _lower_matrix(plan, group, width, along_k)
+    if not (promotion and _widens(first)) or (not isinstance(matrix, Declined) and matrix.dot):
+        return matrix
+    widened = _lower_implicit_gemm(plan, group, width, kinds, shared)
+    return matrix if isinstance(widened, Declined) else widened
 
 
-def _lower_nibbles(plan: FusionPlan, group: FusedGroup, width: int, vectors: int) -> ContractGroup | None:
+def _lower_nibbles(plan: FusionPlan, group: FusedGroup, width: int, vectors: int) -> ContractGroup | Declined:
     """Return the form of a product with 4-bit weights.
 
-    Returns None if there are none, or if the columns of the product are not the columns of the weights.
+    Declined if there are none, or if the columns of the product are not the columns of the weights.
     """
     nodes = collapse_shared(tuple(flatten(plan, group, n) for n in group.nodes))
     core = over_nibbles(plan, nodes[0])
-    if core is None or any(n.inner for n in nodes) or (roles := choose_roles(core)) is None:
-        return None
+    if core is None or any(n.inner for n in nodes):
+        return NO_NIBBLES
+    roles = choose_roles(core)
+    if isinstance(roles, Declined):
+        return roles
     if not all(_packable(plan, core, roles, x) for v in children(core.body) if is_decoded(v) for x in loads(v)):
-        return None
+        return NO_NIBBLES
     nodes = _with_rows((core, *nodes[1:]), roles)
     fill = needs_promotion(nodes[0], roles) and not in_bytes(nodes[0], roles)
     return replace(_Builder(plan, group, nodes[0], nodes, roles, width, vectors=vectors).build(), fill=fill)
@@ -146,15 +157,17 @@ def _narrow_groups(n: FlatNode, width: int) -> bool:
     return n.dtype == "float32" and len(n.reduction) > 1 and any(map(spread, along))
 
 
-def _lower_matrix(plan: FusionPlan, group: FusedGroup, width: int, along_k: Collection[str]) -> ContractGroup | None:
+def _lower_matrix(
+    plan: FusionPlan, group: FusedGroup, width: int, along_k: Collection[str]
+) -> ContractGroup | Declined:  # fmt: skip
     """Return the form of a product whose operands are loads at affine addresses."""
     nodes = collapse_shared(tuple(flatten(plan, group, n) for n in group.nodes))
     core = collapse_reduction(nodes[0])
     if not core.reduction or any(n.inner for n in nodes):
-        return None
+        return NO_REDUCTION
     roles = choose_roles(core)
-    if roles is None:
-        return None
+    if isinstance(roles, Declined):
+        return roles
     dot = _few_columns(plan, core, roles)
     nodes, (core,) = _with_rows(nodes, roles), _with_rows((core,), roles)
     is_transposable, cost = width > 0 and not dot and _is_transposable(plan, core, roles), None
@@ -213,14 +226,14 @@ def _widens(n: Compute) -> bool:
 
 def _lower_implicit_gemm(
     plan: FusionPlan, group: FusedGroup, width: int, kinds: Sequence[KPacking], shared: int
-) -> ContractGroup | None:
+) -> ContractGroup | Declined:
     """Return the form of a convolution, or of another product whose row operand is more than a load (packed rows always
     are).
     """
     flat = tuple(flatten(plan, group, n) for n in group.nodes)
-    product = None if any(n.inner for n in flat) else as_matrix_product(plan, flat, longest=not width)
-    if product is None:
-        return None
+    product = NO_REDUCTION if any(n.inner for n in flat) else as_matrix_product(plan, flat, longest=not width)
+    if isinstance(product, Declined):
+        return product
     (core, *rest), roles = product
     fill, steps = needs_promotion(core, roles), None
     columns = [v for v in children(core.body) if (x := read_of(v)) and _packable(plan, core, roles, x)]
@@ -228,10 +241,10 @@ def _lower_implicit_gemm(
     floats = core.dtype == "float32" and not rounded
     plain = fill and width and bool(columns)
     strips = _lower_footprint(plan, group, flat, width, () if floats else kinds, shared) if plain else None
-    if strips is not None:
+    if isinstance(strips, ContractGroup):
         return strips
     lines = in_place(plan, flat) if plain and floats and _column_elements(core, roles) <= shared else None
-    if lines is not None:
+    if isinstance(lines, tuple):
         nodes, roles = lines
         return _Builder(plan, group, nodes[0], nodes, roles, width).build()
     if (fill or rounded) and width and columns:
@@ -246,21 +259,21 @@ def _lower_implicit_gemm(
 
 def _lower_footprint(
     plan: FusionPlan, group: FusedGroup, flat: tuple[FlatNode, ...], width: int, kinds: Sequence[KPacking], shared: int
-) -> ContractGroup | None:
-    """Return the form of a convolution whose rows are copied as their footprint, or None if there is none.
+) -> ContractGroup | Declined:
+    """Return the form of a convolution whose rows are copied as their footprint; declined if there is none.
 
     ``kinds``: the K packings that it must use; empty for unpacked steps. An unpacked product may have a window form
     too, which reads the weights again for every image row.
     """
     matched = match_footprint(plan, flat)
-    if matched is None:
-        return None
+    if isinstance(matched, Declined):
+        return matched
     (core, *rest), roles, footprint = matched
     steps = None
     if kinds:
         steps, words = core.reduction[-1][1].constant, pack_k_of_footprint(plan, core, footprint, kinds)
-        if words is None:
-            return None
+        if isinstance(words, Declined):
+            return words
         core, footprint = words
     builder = _Builder(plan, group, core, (core, *rest), roles, width, steps=steps, footprint=footprint)
     built = replace(builder.build(), fill=True, k_packed=bool(kinds))

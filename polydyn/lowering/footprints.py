@@ -14,6 +14,7 @@ from polydyn.fusion.plan import FusionPlan
 from polydyn.lowering.collapse import in_order, split_divided
 from polydyn.lowering.flatten import FlatNode
 from polydyn.lowering.implicit_gemm import merge_pixels, operands
+from polydyn.schedules.errors import Declined
 from polydyn.schedules.expr import Op, Value, indices, loads, map_index, substitute, symbols_of
 from polydyn.schedules.group.footprint import Axis, Footprint
 from polydyn.schedules.index import Index
@@ -26,30 +27,30 @@ PIXEL = "pixel."
 
 def match_footprint(
     plan: FusionPlan, nodes: tuple[FlatNode, ...]
-) -> tuple[tuple[FlatNode, ...], Roles, Footprint] | None:
+) -> tuple[tuple[FlatNode, ...], Roles, Footprint] | Declined:
     """Return the nodes of a windowed convolution over (batch.., row, column), the roles, and the footprint of its rows.
 
     Rows are the pixels from the first windowed one on. Pixels before it are batches, so that a footprint consists of
-    rows of one image. Returns None if there is no window, a subscript is not a sum of coordinates, or pixels do not
+    rows of one image. Declined if there is no window, a subscript is not a sum of coordinates, or pixels do not
     become one row.
     """
     nodes = split_divided(nodes)
     core = nodes[0]
     product_operands = operands(plan, core)
-    if product_operands is None or not core.reduction:
-        return None
+    if isinstance(product_operands, Declined):
+        return product_operands
     assert isinstance(core.body, Op)
     value = core.body.args[1 - product_operands.column]
     extents = dict((*core.shared, *core.reduction))
     rows = [x for x, _ in core.shared if x in product_operands.rows]
     taps = taps_of(value, rows, core.reduction)
     if not taps:
-        return None
+        return Declined("no window moves over its pixels")
     pixels = rows[rows.index(next(x for x in rows if x in taps)) :]
     nodes, roles = merge_pixels(nodes, replace(product_operands, rows=tuple(pixels)))
     footprint = footprint_of(value, [(x, extents[x]) for x in pixels], core.reduction, taps, roles.row)
     if footprint is None or set(pixels) & set(roles.batch):
-        return None
+        return Declined("the elements of its rows are no box of an image")
     body = nodes[0].body
     assert isinstance(body, Op)
     args = tuple(v if k == product_operands.column else footprint.operand() for k, v in enumerate(body.args))

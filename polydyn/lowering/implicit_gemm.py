@@ -13,11 +13,14 @@ from dataclasses import dataclass, replace
 from polydyn.fusion.plan import FusionPlan
 from polydyn.lowering.collapse import Axis, in_order, mergeable, split_divided
 from polydyn.lowering.flatten import FlatNode, map_addresses
+from polydyn.schedules.errors import Declined
 from polydyn.schedules.expr import Load, Op, Value, indices, loads, map_index, read_of, substitute, symbols_of
 from polydyn.schedules.group.words import stored_parts
 from polydyn.schedules.index import ONE, ZERO, Index
 from polydyn.schedules.ranges import simplify
 from polydyn.schedules.tiling import Roles
+
+NOT_IN_PLACE = Declined("its rows are more than loads at affine addresses")
 
 
 @dataclass(frozen=True)
@@ -31,21 +34,21 @@ class Operands:
 
 def as_matrix_product(
     plan: FusionPlan, nodes: tuple[FlatNode, ...], longest: bool = False
-) -> tuple[tuple[FlatNode, ...], Roles] | None:
+) -> tuple[tuple[FlatNode, ...], Roles] | Declined:
     """Return the nodes of a convolution and its epilogue over (batch.., row, column), and the roles.
 
     The innermost reduction is the one that the row operand walks fastest. With ``longest`` it is the longest one,
     usually channels: a tile of steps then belongs to one tap, and values that depend on the tap are computed once per
-    tile. Returns None if no operand is an element of memory with a column of its own, or if the other one reads no
+    tile. Declined if no operand is an element of memory with a column of its own, or if the other one reads no
     memory (a padded tensor without elements). The row is ``one`` if there is no pixel.
     """
     nodes = split_divided(nodes)
     product_operands = operands(plan, nodes[0])
-    if product_operands is None or not nodes[0].reduction:
-        return None
+    if isinstance(product_operands, Declined):
+        return product_operands
     body = nodes[0].body
     if not isinstance(body, Op) or not loads(body.args[1 - product_operands.column]):
-        return None
+        return Declined("one of its operands reads no memory")
     nodes, roles = merge_pixels(nodes, product_operands)
     core = _merge_reductions(nodes[0], product_operands.column, longest)
     block, *inner = (x for x, _ in core.reduction)
@@ -73,24 +76,26 @@ def merge_pixels(
     return nodes, Roles(tuple(x for x in shared if x not in (row, col)), row, col, block, tuple(inner))
 
 
-def in_place(plan: FusionPlan, nodes: tuple[FlatNode, ...]) -> tuple[tuple[FlatNode, ...], Roles] | None:
+def in_place(
+    plan: FusionPlan, nodes: tuple[FlatNode, ...]
+) -> tuple[tuple[FlatNode, ...], Roles] | Declined:  # fmt: skip
     """Like ``as_matrix_product``, but merge rows and reductions only as far as the row operand is affine in them.
 
-    Nothing is copied then: rows are the pixels of an image row. Returns None if the operand is more than a load at such
+    Nothing is copied then: rows are the pixels of an image row. Declined if the operand is more than a load at such
     an address.
     """
     nodes = split_divided(nodes)
     product_operands = operands(plan, nodes[0])
-    if product_operands is None or not nodes[0].reduction:
-        return None
+    if isinstance(product_operands, Declined):
+        return product_operands
     nodes, roles = merge_pixels(nodes, product_operands, copied=False)
     core, row = nodes[0], _row(nodes[0], product_operands.column)
     if not isinstance(row, Load) or not product_operands.rows:
-        return None
+        return NOT_IN_PLACE
     core = replace(core, reduction=in_order(core.reduction, row.index[0]))
     block, *inner = (x for x, _ in core.reduction)
     roles = replace(roles, block=block, inner=tuple(inner))
-    return None if needs_promotion(core, roles) else ((core, *nodes[1:]), roles)
+    return NOT_IN_PLACE if needs_promotion(core, roles) else ((core, *nodes[1:]), roles)
 
 
 def _row(n: FlatNode, column: int) -> Value:
@@ -115,9 +120,14 @@ def needs_promotion(n: FlatNode, roles: Roles) -> bool:
 # -- operands --------------------------------------------------------------------------------------------------------
 
 
-def operands(plan: FusionPlan, n: FlatNode) -> Operands | None:
-    """Return the operands of a product, or None. The column operand is an element of memory, preferably a constant."""
+def operands(plan: FusionPlan, n: FlatNode) -> Operands | Declined:
+    """Return the operands of a product; declined if it has none.
+
+    The column operand is an element of memory, preferably a constant.
+    """
     assert isinstance(n.body, Op)
+    if not n.reduction:
+        return Declined("it reduces nothing")
     best: tuple[tuple[bool, int, bool], Operands] | None = None
     for k, v in enumerate(n.body.args):
         own, other = symbols_of(v), symbols_of(n.body.args[1 - k])
@@ -130,7 +140,7 @@ def operands(plan: FusionPlan, n: FlatNode) -> Operands | None:
         score = (read.buffer in plan.graph.constants, -len(cols), unit)
         if best is None or score > best[0]:
             best = score, Operands(k, cols, rows)
-    return best[1] if best else None
+    return best[1] if best else Declined("no operand is an element of memory with columns of its own")
 
 
 def _size(e: Index) -> int:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 
 from polydyn.fusion.plan import FusionPlan
 from polydyn.lowering.flatten import FlatNode
+from polydyn.schedules.errors import Declined
 from polydyn.schedules.expr import (
     PARTS,
     Array,
@@ -60,7 +61,7 @@ def pack_k(plan: FusionPlan, n: FlatNode, column: Value, kinds: Sequence[KPackin
     assert isinstance(n.body, Op)
     (row,) = (v for v in n.body.args if v is not column)
     kind = _kind(plan, n, row, column, kinds)
-    if kind is None:
+    if isinstance(kind, Declined):
         return n
     x, steps = n.reduction[-1]
     ranges = dict((*n.shared, *n.reduction[:-1], (x, steps.ceildiv(kind.steps))))
@@ -69,27 +70,31 @@ def pack_k(plan: FusionPlan, n: FlatNode, column: Value, kinds: Sequence[KPackin
 
 def pack_k_of_footprint(
     plan: FusionPlan, n: FlatNode, footprint: Footprint, kinds: Sequence[KPacking]
-) -> tuple[FlatNode, Footprint] | None:
-    """Like ``pack_k``, but for rows with a footprint, which then holds the parts of words. Returns None if no packing
-    fits.
+) -> tuple[FlatNode, Footprint] | Declined:
+    """Like ``pack_k``, but for rows with a footprint, which then holds the parts of words. Declined if no packing fits.
     """
     assert isinstance(n.body, Op)
     row = footprint.operand()
     (column,) = (v for v in n.body.args if v != row)
     kind = _kind(plan, n, row, column, kinds)
-    if kind is None or kind.make not in PARTS:
-        return None
+    if isinstance(kind, Declined):
+        return kind
+    if kind.make not in PARTS:
+        return Declined(f"words of {kind.make} have no parts in memory")
     words = replace(footprint, word=kind.make)
-    return None if words.mistake else (_over(n, kind, words.operand(), column), words)
+    return Declined(words.mistake) if words.mistake else (_over(n, kind, words.operand(), column), words)
 
 
-def _kind(plan: FusionPlan, n: FlatNode, row: Value, column: Value, kinds: Sequence[KPacking]) -> KPacking | None:
-    """Return the first packing that the operands of a product fit into, or None."""
+def _kind(
+    plan: FusionPlan, n: FlatNode, row: Value, column: Value, kinds: Sequence[KPacking]
+) -> KPacking | Declined:  # fmt: skip
+    """Return the first packing that the operands of a product fit into."""
     steps, read = n.reduction[-1][1].constant, read_of(column)
     if read is None or steps is None:
-        return None
+        return Declined("its columns are more than loads, or the number of its steps is not known")
     array = plan.graph.constants[read.buffer]
-    return next((k for k in kinds if steps >= k.least and _holds(k, n.dtype, row, array)), None)
+    kind = next((k for k in kinds if steps >= k.least and _holds(k, n.dtype, row, array)), None)
+    return kind or Declined("its operands do not fit into words of 8 or 16 bits, or it has few steps")
 
 
 def _holds(kind: KPacking, dtype: str, row: Value, column: Array) -> bool:

@@ -20,6 +20,7 @@ from polydyn.graph.ir import iterators
 from polydyn.lowering.flatten import check_dtypes
 from polydyn.lowering.group import LoweredGroup
 from polydyn.schedules.decision import ONLY, Decision
+from polydyn.schedules.errors import Declined
 from polydyn.schedules.group.addresses import check_addresses
 from polydyn.schedules.index import ZERO, Index, product
 from polydyn.schedules.model import Group
@@ -32,7 +33,8 @@ class PlacedGroup:
 
     ``lowered`` binds the kernels' names to this site of the model. ``key``: hash of the group's structure.
     ``decision``: over the group's parameters and ``nth``; it selects positions in ``kernels``. ``reasons``: lines for
-    ``explain`` that say why the group has these kernels.
+    ``explain`` that say why the group has these kernels. ``declined``: other kinds of kernels, and why they do not
+    compute this group.
     """
 
     fused: FusedGroup
@@ -41,6 +43,7 @@ class PlacedGroup:
     kernels: tuple[Kernel, ...]
     decision: Decision = ONLY
     reasons: tuple[str, ...] = ()
+    declined: tuple[tuple[str, str], ...] = ()
 
     @property
     def written(self) -> tuple[str, ...]:
@@ -92,8 +95,9 @@ class Builder(ABC):
         if group.kind != "attention":
             return (self._with_addresses(self.build_group(group)),)
         whole = self.attention(group)
-        if whole is not None:
+        if isinstance(whole, PlacedGroup):
             return (self._with_addresses(whole),)
+        self.notes.append(f"{group.outputs[0]}: attention in parts: {whole}")
         return tuple(p for part in group.parts for p in self.place(part))
 
     def _with_addresses(self, p: PlacedGroup) -> PlacedGroup:
@@ -108,8 +112,8 @@ class Builder(ABC):
         """Build the kernels of a product or a nest."""
 
     @abstractmethod
-    def attention(self, group: FusedGroup) -> PlacedGroup | None:
-        """Build the kernels of a whole attention. Returns None, usually with a note, if it runs better in parts."""
+    def attention(self, group: FusedGroup) -> PlacedGroup | Declined:
+        """Build the kernels of a whole attention; declined if it runs better in parts."""
 
     @property
     def roundings(self) -> tuple[str, ...]:

@@ -32,6 +32,7 @@ from polydyn.lowering.prologue import prove_prologue
 from polydyn.lowering.rounding import round_at_stores
 from polydyn.lowering.weights import with_float_weights
 from polydyn.schedules.decision import Decision, cheapest, members
+from polydyn.schedules.errors import Declined
 from polydyn.schedules.expr import Op, Value, loads, symbols_of, walk
 from polydyn.schedules.index import Index
 from polydyn.schedules.model import Group, verify_group
@@ -41,6 +42,7 @@ from polydyn.schedules.solution.schedule import attention_groups, schedule_atten
 from polydyn.schedules.tree.rewrites import permute_reduction
 from polydyn.shapes.context import ShapeContext
 
+NO_PRODUCT = Declined("it is no product")
 SHARED_BYTES = 48 << 10
 """Bytes of dynamic shared memory per block that every device has."""
 
@@ -133,21 +135,21 @@ class CudaBuilder(Builder):
         for n in group.nodes:
             check_dtypes(n, self.dtypes, self.device)
         if group.kind == "attention":
-            parts = () if self.attention_kernel(group) else group.parts
+            parts = group.parts if isinstance(self.attention_kernel(group), Declined) else ()
             yield from (x for part in parts for x in self.products(part))
-        elif form := self._product(group):
+        elif isinstance(form := self._product(group), ContractGroup):
             yield self._key(form), group, form
 
-    def _product(self, group: FusedGroup) -> ContractGroup | None:
+    def _product(self, group: FusedGroup) -> ContractGroup | Declined:
         if group.kind != "contract":
-            return None
+            return NO_PRODUCT
         windowed = group.prologue is not None or is_windowed(group.nodes[0])
         form = lower_contract(self.plan, group, 0, windowed, self.along_k)
-        if form is None:
-            return None
+        if isinstance(form, Declined):
+            return form
         rows, columns = operands(form.lowered.group.backbone, form.roles)
         if form.roles.row == "one" and symbols_of(rows).isdisjoint((form.roles.block, *form.roles.inner)):
-            return None  # one number times sums of columns
+            return Declined("it is one number times sums of columns")
         read = {form.lowered.buffers[x.buffer] for x in loads(columns)}
         fixed = read <= {*self.plan.graph.constants, *form.lowered.packs}
         return replace(form, lowered=self._rounded(form.lowered, product=True), fixed=fixed)
@@ -162,8 +164,8 @@ class CudaBuilder(Builder):
         """See ``Builder``. Raises UnsupportedError for an unsupported group."""
         self.unproven += prove_prologue(self.plan, group)
         contract = self._product(group)
-        placed = self._contract(group, contract) if contract is not None else None
-        if placed is not None:
+        placed = contract if isinstance(contract, Declined) else self._contract(group, contract)
+        if isinstance(placed, PlacedGroup):
             return placed
         lowered = with_float_weights(self.plan, self._rounded(lower_nest(self.plan, group)))
         key = lowered.key("cuda")
@@ -171,7 +173,9 @@ class CudaBuilder(Builder):
         if placed_group is None:
             self.show(group, f"nest_{key[:12]}", lowered.group)
             placed_group = self._new(group, lowered, key, self._nest(lowered.group, key))
-        return placed_group
+        if placed is NO_PRODUCT:
+            return placed_group
+        return replace(placed_group, declined=(("product", str(placed)), *placed_group.declined))
 
     def _new(
         self, group: FusedGroup, lowered: LoweredGroup, key: str, kernels: tuple[Kernel, ...],
@@ -211,8 +215,8 @@ class CudaBuilder(Builder):
             kernel = CudaWindowKernel(name, group, nest.band, nest.phases, axes)
         return kernel.versions()
 
-    def _contract(self, group: FusedGroup, form: ContractGroup) -> PlacedGroup | None:
-        """Return the kernels of a product, or None if it has one row and no vectors, so that nothing is shared or
+    def _contract(self, group: FusedGroup, form: ContractGroup) -> PlacedGroup | Declined:
+        """Return the kernels of a product; declined if it has one row and no vectors, so that nothing is shared or
         wide.
         """
         lowered, key = form.lowered, self._key(form)
@@ -225,7 +229,7 @@ class CudaBuilder(Builder):
             f"contract_{key[:12]}", lowered.group, form.roles, self.arch, self.tf32, self.tf32x3, form.fixed
         )
         if form.roles.row == "one" and not kernel.gemv_kernels():
-            return None
+            return Declined("it has one row and no vectors")
         placed = self.reuse_kernel(group, lowered, key)
         if placed is None:
             verify_group(lowered.group)
@@ -239,11 +243,11 @@ class CudaBuilder(Builder):
             self.notes.append(f"{group.outputs[0]}: no wgmma: {why}")
         return placed
 
-    def attention(self, group: FusedGroup) -> PlacedGroup | None:
+    def attention(self, group: FusedGroup) -> PlacedGroup | Declined:
         """See ``Builder``."""
         lowered_kernel = self.attention_kernel(group)
-        if lowered_kernel is None:
-            return None
+        if isinstance(lowered_kernel, Declined):
+            return lowered_kernel
         lowered, key, kernel = lowered_kernel
         placed = self.reuse_kernel(group, lowered, key)
         if placed is None:
@@ -255,13 +259,12 @@ class CudaBuilder(Builder):
             placed = self._new(group, lowered, key, kernel.versions(), None, kernel.kept)
         return placed
 
-    def attention_kernel(self, group: FusedGroup) -> tuple[LoweredGroup, str, CudaAttentionKernel] | None:
-        """Return the lowered form, key and builder of an attention kernel, or None if its parts are separate
-        kernels.
+    def attention_kernel(self, group: FusedGroup) -> tuple[LoweredGroup, str, CudaAttentionKernel] | Declined:
+        """Return the lowered form, key and builder of an attention kernel; declined if its parts are separate kernels.
         """
         form = lower_attention(self.plan, group)
-        if form is None:
-            return None
+        if isinstance(form, Declined):
+            return form
         lowered, parts = form.lowered, form.parts
         if not self.strict:
             unstored = () if _adds(parts.scores.epilogues[0].value) else ROW_ARRAYS[:1]
@@ -272,8 +275,7 @@ class CudaBuilder(Builder):
         if key not in self.attentions:
             parts = schedule_attention(parts)
             if refusal := attention_refusal(parts):
-                self.notes.append(f"{group.outputs[0]}: attention in parts: {refusal}")
-                return None
+                return refusal
             self.attentions[key] = CudaAttentionKernel(
                 f"attention_{key[:12]}", lowered.group, parts, self.arch, self.tf32
             )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from polydyn.lowering.flatten import FlatNode
+from polydyn.schedules.errors import Declined
 from polydyn.schedules.expr import Op, indices
 from polydyn.schedules.index import ONE, Index
 from polydyn.schedules.tiling import Roles
@@ -11,11 +12,11 @@ MAX_WEIGHT = 1000
 """Weight of a symbolic extent when iterators are ranked."""
 
 
-def choose_roles(n: FlatNode) -> Roles | None:
+def choose_roles(n: FlatNode) -> Roles | Declined:
     """Choose the vector iterator (column) and the broadcast iterator (row); TSCompiler 5.1: the instruction's loops.
 
     The column is in one operand only, preferably with unit stride in the output. The row is in the other operand only.
-    Returns None if there is no column.
+    Declined if there is no column.
     """
     assert isinstance(n.body, Op)
     extents = dict(n.shared)
@@ -32,7 +33,7 @@ def choose_roles(n: FlatNode) -> Roles | None:
         if best is None or tuple(map(int, score)) > best[0]:
             best = tuple(map(int, score)), x, row
     if best is None:
-        return None
+        return Declined("no axis belongs to one operand only: it has no columns")
     _, col, row = best
     batch = tuple(x for x in extents if x not in (col, row))
     block, *inner = (x for x, _ in n.reduction)

@@ -17,7 +17,7 @@ from polydyn.codegen.cpu.product import ContractKernel
 from polydyn.codegen.cpu.target import LEAVES, leaf_headers
 from polydyn.codegen.kernel import Kernel
 from polydyn.errors import BuildError, PolydynError, ScheduleError
-from polydyn.lowering.place_cpu import SizedKernel
+from polydyn.lowering.cpu_tables import SizedKernel
 from polydyn.measure.launches import LONG_BLOCKS, SHORT_STEPS, LaunchBench, Part
 from polydyn.measure.sketch import PARTIAL_ROWS, Sketch
 from polydyn.measure.workers import Answer, Workers

@@ -57,6 +57,7 @@ def find_device(target: str) -> tuple[Device, bool]:
     return existing(target, driver.device_name, driver.attribute(MULTIPROCESSORS)), True
 
 
+NO_ATTENTION = Declined("it is no attention")
 MAX_FAMILY_TILES = 8
 """Maximum number of tiles kept per family: each one is a kernel to compile for both index widths."""
 
@@ -77,8 +78,8 @@ class CudaTuningBackend(TuningBackend[Any]):
         builder = backend.builder(backend.fuse(backend.rewrite(graph)))
         out: dict[tuple[str, str], PlacedTask[Any]] = {}
         for group in builder.plan.groups:
-            attention = builder.attention_kernel(group) if group.kind == "attention" else None
-            if attention and newest(self.target) == "sm_90a" and attention[2].family.tiles():
+            attention = builder.attention_kernel(group) if group.kind == "attention" else NO_ATTENTION
+            if isinstance(attention, tuple) and newest(self.target) == "sm_90a" and attention[2].family.tiles():
                 lowered, key, kernel = attention
                 one = family_task_of(key, kernel.group, kernel.family, self.target)
                 if (key, "") not in out and (p := _placed(f"attention {group.outputs[0]}", one, lowered)):

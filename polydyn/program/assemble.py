@@ -233,6 +233,7 @@ def _launch(launch: Launch, decisions: dict[Decision, int]) -> dict[str, Any]:
         "flops": to_json(launch.flops),
         "bytes": to_json(launch.bytes),
         "reasons": list(launch.reasons),
+        "declined": list(map(list, launch.declined)),
     }
 
 

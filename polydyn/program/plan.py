@@ -106,7 +106,7 @@ class Launch:
     ``writes``: the buffers it writes, in parts that no other launch writes; None if unknown, then it may read and write
     all of its buffers. ``reads``: the buffers with elements from earlier launches, which it may also write elsewhere;
     None for all buffers that it does not write. ``reasons``: why its primitives became one kernel, and why it has
-    these candidates.
+    these candidates. ``declined``: other kinds of kernels, and why they do not compute its group.
     """
 
     candidates: tuple[Candidate, ...]
@@ -122,6 +122,7 @@ class Launch:
     writes: tuple[str, ...] | None = None
     reads: tuple[str, ...] | None = None
     reasons: tuple[str, ...] = ()
+    declined: tuple[tuple[str, str], ...] = ()
 
     def __post_init__(self) -> None:
         if not self.label:

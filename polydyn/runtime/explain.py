@@ -21,6 +21,8 @@ from polydyn.shapes.sizes import Sizes
 
 WORK_PER_THREAD = 32768
 """``PD_WORK_PER_THREAD`` of the runtime."""
+SHOWN_LABELS = 4
+"""Maximum launches that are named for one reason why another kind of kernel is not used."""
 
 
 @dataclass(frozen=True)
@@ -31,7 +33,8 @@ class ExplainedLaunch:
     (of the distinct buffers read and written); ``scratch``: bytes per thread, 0 on a device; ``reasons``: why its
     primitives became one kernel, and the decisions of its code generator. ``selection``: why candidates may not be
     launched, the tests that lead to the selected one, and the others with their estimates, best first (in picoseconds,
-    on a device in nanoseconds; empty if there is one candidate). ``wave``: launches of one wave start together, each
+    on a device in nanoseconds; empty if there is one candidate). ``declined``: other kinds of kernels, and why they do
+    not compute its group. ``wave``: launches of one wave start together, each
     with its number of ``threads``.
     """
 
@@ -46,6 +49,7 @@ class ExplainedLaunch:
     scratch: int
     reasons: tuple[str, ...]
     selection: tuple[str, ...] = ()
+    declined: tuple[tuple[str, str], ...] = ()
     wave: int = 0
 
     def seconds(self, flops_per_second: float, bytes_per_second: float) -> float:
@@ -95,15 +99,24 @@ class Explanation:
     __repr__ = __str__
 
     def details(self) -> str:
-        """Return the table, then for every launch its sizes, scratch and reasons."""
+        """Return the table, for every launch its sizes, scratch and reasons, and the kinds of kernels that declined."""
         parts = [str(self)]
         for x in self.launches:
             sizes = " ".join(f"{k}={v}" for k, v in {**x.sizes, **x.choices}.items())
             lines = [f"{x.label}: {x.kernel}({sizes}), {x.scratch} bytes of scratch per thread"]
             parts.append("\n".join([*lines, *(f"    {r}" for r in (*x.reasons, *x.selection))]))
+        if declined := self._declined():
+            parts.append("\n".join(["other kinds of kernels, and why they are not used", *declined]))
         if self.notes:
             parts.append("\n".join(["notes", *(f"    {n}" for n in self.notes)]))
         return "\n\n".join(parts)
+
+    def _declined(self) -> list[str]:
+        launches: dict[tuple[str, str], dict[str, None]] = {}
+        for x in self.launches:
+            for refusal in x.declined:
+                launches.setdefault(refusal, {})[x.label] = None
+        return [f"    {name}: {why}: {_some(list(x))}" for (name, why), x in sorted(launches.items())]
 
     def _title(self) -> str:
         dims = ", ".join(f"{k}={v}" for k, v in self.dims.items()) or "no dynamic dims"
@@ -113,6 +126,12 @@ class Explanation:
             f"{running} launches of {len(self.kernels)} kernels in {len(self.waves)} waves, "
             f"{sum(x.flops for x in self.launches) / 1e6:.2f} MFLOP"
         )
+
+
+def _some(labels: Sequence[str]) -> str:
+    """Return a list of labels, at most ``SHOWN_LABELS`` of them by name."""
+    more = len(labels) - SHOWN_LABELS
+    return ", ".join(labels[:SHOWN_LABELS]) + f" and {more} more" * (more > 0)
 
 
 def text_table(heading: Sequence[str], rows: Sequence[Sequence[str]], width: int = 60) -> str:
@@ -238,6 +257,7 @@ class _Explainer:
             scratch,
             (*x["reasons"], *self.kernels[c["kernel"]]["notes"]),
             (*lines, *after),
+            tuple((name, why) for name, why in x.get("declined", ())),
         )
 
     def _on_device(self, c: Mapping[str, Any], decision: Decision, selected: int) -> dict[str, int]:

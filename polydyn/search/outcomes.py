@@ -24,7 +24,7 @@ from polydyn.codegen.kernel import UNIT
 from polydyn.errors import Declined, ScheduleError
 from polydyn.gpu.targets import single
 from polydyn.lowering.contract import ContractGroup
-from polydyn.lowering.place_cpu import SizedKernel, TunedBuilders
+from polydyn.lowering.cpu_tables import SizedKernel, TunedBuilders
 from polydyn.lowering.place_cuda import TunedTiles
 from polydyn.runtime.expressions import decision_from_json, decision_to_json
 from polydyn.runtime.symbols import THREADS

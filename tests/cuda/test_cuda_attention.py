@@ -15,7 +15,7 @@ from polydyn.errors import ScheduleError
 from polydyn.fusion.plan import FusionPlan
 from polydyn.gpu.compiler import compile_cuda, find_nvcc
 from polydyn.gpu.errors import DeviceError
-from polydyn.lowering.attention import lower_attention
+from polydyn.lowering.attention import AttentionGroup, lower_attention
 from polydyn.lowering.place import PlacedGroup
 from polydyn.lowering.place_cuda import CudaBuilder
 from polydyn.schedules.expr import Const, FromIndex, Load, Op, Value, const, op
@@ -177,7 +177,7 @@ def test_weights_that_are_nan_may_be_0(dtype: str) -> None:
 def test_no_other_number_may_stand_for_nan() -> None:
     plan = attention(instead=1.0)
     form = lower_attention(plan, plan.groups[0])
-    assert form is not None
+    assert isinstance(form, AttentionGroup)
     with pytest.raises(ScheduleError, match=r"the weights are not exp\(logit - maximum\) / sum"):
         softmax(form.parts.rows, form.parts.row_prefix, "j")
 
@@ -467,7 +467,7 @@ def test_what_is_no_softmax_stays_in_parts() -> None:
     assert len([p for g in plan.groups for p in builder.place(g)]) == 3
     assert "an attention of float16 with heads of 264" in builder.notes[0]
     form = lower_attention(attention(), attention().groups[0])
-    assert form is not None
+    assert isinstance(form, AttentionGroup)
     rows = form.parts.rows
     softmax(rows, form.parts.row_prefix, "j")
     last = next(s for s in rows.statements if s.array == "weights")

@@ -23,7 +23,7 @@ from polydyn.errors import CodegenError
 from polydyn.fusion.plan import FusionPlan
 from polydyn.gpu.compiler import compile_cuda, find_nvcc
 from polydyn.gpu.errors import DeviceError
-from polydyn.lowering.contract import lower_contract
+from polydyn.lowering.contract import ContractGroup, lower_contract
 from polydyn.lowering.place import PlacedGroup
 from polydyn.schedules.index import Index
 from polydyn.schedules.tree import verify_tree
@@ -241,7 +241,7 @@ def tiled(plan: FusionPlan, tile: CudaTile) -> tuple[PlacedGroup, ...]:
     """Return the plan's only contraction with a given tile."""
     (group,) = plan.groups
     form = lower_contract(plan, group, 0)
-    assert form is not None
+    assert isinstance(form, ContractGroup)
     versions = CudaContractKernel("contract", form.lowered.group, form.roles).versions((tile,))
     kernels = tuple(k for k in versions if not k.version.startswith("gemv"))
     return (PlacedGroup(group, form.lowered, "", kernels),)
@@ -407,7 +407,7 @@ def test_one_constant_k_tile_keeps_its_pipeline() -> None:
 def test_one_tree_for_all_tiles() -> None:
     plan = gemm("float32")
     form = lower_contract(plan, plan.groups[0], 0)
-    assert form is not None
+    assert isinstance(form, ContractGroup)
     parts = partial_group(form.lowered.group)
     trees = [gpu_product(parts, form.roles, t.sizes(), split=True).tiled() for t in MMA_TILES]
     assert trees[0] == trees[1] and trees[0].coincident == ("b_s", "b_i", "b_j")

@@ -16,6 +16,7 @@ from polydyn.lowering.contract import ContractGroup
 from polydyn.lowering.place_cuda import CudaBuilder
 from polydyn.program.assemble import build_program
 from polydyn.schedules.decision import cheapest
+from polydyn.schedules.errors import Declined
 from tests.support.tiny import model, node
 
 TARGET, BEGIN = "cuda:emulated", "pd_grid_begin();"
@@ -65,9 +66,9 @@ def test_fetching_what_a_launch_writes_is_seen(name: str, monkeypatch: pytest.Mo
     np.testing.assert_allclose(built("t w").run({"x": x[:rows]})["y"], want, rtol=2e-2, atol=2e-1)
     whole = CudaBuilder._product
 
-    def claimed(builder: CudaBuilder, group: FusedGroup) -> ContractGroup | None:
+    def claimed(builder: CudaBuilder, group: FusedGroup) -> ContractGroup | Declined:
         form = whole(builder, group)
-        return replace(form, fixed=True) if form else None
+        return form if isinstance(form, Declined) else replace(form, fixed=True)
 
     monkeypatch.setattr(CudaBuilder, "_product", claimed)
     with pytest.raises(DeviceLostError, match="memory that a launch or a copy has written is fetched"):

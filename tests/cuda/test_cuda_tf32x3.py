@@ -18,7 +18,7 @@ from polydyn.errors import InputError, UnsupportedError
 from polydyn.fusion.plan import FusionPlan
 from polydyn.gpu.compiler import compile_cuda, find_nvcc
 from polydyn.gpu.errors import DeviceError
-from polydyn.lowering.contract import lower_contract
+from polydyn.lowering.contract import ContractGroup, lower_contract
 from polydyn.lowering.place import PlacedGroup
 from tests.support.cuda_groups import plan_of, run, with_bugs
 
@@ -41,7 +41,7 @@ def small_product(turned: bool) -> tuple[FusionPlan, PlacedGroup]:
     plan = plan_of([*nodes, node("MatMul", ["x", "t" if turned else "w"], ["y"])], shapes, ["y"])
     (group,) = plan.groups
     form = lower_contract(plan, group, 0)
-    assert form is not None
+    assert isinstance(form, ContractGroup)
     product = ProductGroup("contract", form.lowered.group, form.roles)
     forms = [TiledProduct(product, TF32X3_TILES[-1], *a) for a in accesses("float32")]
     return plan, PlacedGroup(group, form.lowered, "", tuple(x.build()[0] for x in (forms[0], forms[-1])))
@@ -82,7 +82,7 @@ def test_planted_bugs_are_caught(bug: str, case: tuple[bool, FusionPlan, PlacedG
 def test_the_larger_tile_compiles_without_spills() -> None:
     plan, _ = small_product(False)
     form = lower_contract(plan, plan.groups[0], 0)
-    assert form is not None
+    assert isinstance(form, ContractGroup)
     product = ProductGroup("contract", form.lowered.group, form.roles)
     k = TiledProduct(product, TF32X3_TILES[0], *accesses("float32")[0]).build()[0]
     use = compile_cuda(k.text, "sm_80").kernels[k.name]

@@ -27,7 +27,7 @@ from polydyn.errors import BuildError, ScheduleError, UnsupportedError
 from polydyn.gpu import hardware
 from polydyn.gpu.compiler import compiler_version
 from polydyn.graph.expand import import_model
-from polydyn.lowering.contract import lower_contract
+from polydyn.lowering.contract import ContractGroup, lower_contract
 from polydyn.measure import tune
 from polydyn.measure.cuda import CudaTuningBackend, compiler_refusal, find_device
 from polydyn.measure.cuda_bench import DeviceBench, ModelBench, TileKernels
@@ -145,7 +145,7 @@ def test_every_type_has_its_instruction() -> None:
         plan = plan_of([node("MatMulInteger" if name == "int8" else "MatMul", "x w", "y")],
                        {"x": ("M", 48), "w": (48, "N")}, ["y"], dtype=dtype)  # fmt: skip
         form = lower_contract(plan, plan.groups[0], 0)
-        assert form is not None
+        assert isinstance(form, ContractGroup)
         task = cuda_task_of("key", form, "cuda:sm_80", tf32=name == "tf32")
         assert task.key.dtype == task.backbone.dtype == name
         assert not any(map(task.refusal, task.defaults))

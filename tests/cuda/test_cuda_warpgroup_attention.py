@@ -29,7 +29,7 @@ def hopper(plan: FusionPlan, tile: AttentionTile | None = None) -> PlacedGroup:
     """Return the versions for sm_90a of a plan's only kernel."""
     (group,) = plan.groups
     made = CudaBuilder(plan, ARCH).attention_kernel(group)
-    assert made is not None
+    assert isinstance(made, tuple)
     return PlacedGroup(group, made[0], "", tuple(warpgroup_attention(made[2], tile)))
 
 

@@ -19,7 +19,7 @@ from polydyn.codegen.kernel import TF32, Kernel, with_block
 from polydyn.fusion.plan import FusionPlan
 from polydyn.gpu.compiler import compile_cuda, find_nvcc
 from polydyn.gpu.errors import DeviceError
-from polydyn.lowering.contract import lower_contract
+from polydyn.lowering.contract import ContractGroup, lower_contract
 from polydyn.lowering.place import PlacedGroup
 from polydyn.runtime.cuda import tensormap
 from polydyn.testing.device.cases import to_tf32_even
@@ -67,7 +67,7 @@ def wgmma_only(plan: FusionPlan, tf32: bool = True) -> PlacedGroup:
     """Return the versions with wgmma of a plan's only product."""
     (group,) = plan.groups
     form = lower_contract(plan, group, 0)
-    assert form is not None
+    assert isinstance(form, ContractGroup)
     made = wgmma_versions(ProductGroup("contract", form.lowered.group, form.roles), tf32)
     return PlacedGroup(group, form.lowered, "", tuple(made))
 

@@ -136,7 +136,7 @@ def lowered(k: int, n: int) -> tuple[FusionPlan, ContractGroup]:
     w = {"w": weights(k, n)}
     plan = plan_of([node("MatMulInteger", ["x", "w"], ["y"])], {"x": ("M", k)}, ["y"], w, "uint8")
     form = lower_contract(plan, plan.groups[0], 0)
-    assert form is not None
+    assert isinstance(form, ContractGroup)
     return plan, form
 
 
@@ -145,7 +145,7 @@ def test_constant_floats_are_turned() -> None:
     for k, tf32, shapes in ((36, True, [(20, 36, 1)]), (36, False, []), (35, True, [])):
         plan = plan_of([node("MatMul", ["x", "w"], ["y"])], {"x": ("M", k)}, ["y"], {"w": np.ones((k, 20), np.float32)})
         form = lower_contract(plan, plan.groups[0], 0, along_k=CudaBuilder(plan, ARCH, tf32).along_k)
-        assert form is not None
+        assert isinstance(form, ContractGroup)
         assert [x.shape for x in form.lowered.packs.values()] == shapes
 
 

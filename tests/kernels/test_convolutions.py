@@ -80,7 +80,7 @@ def fused(m: onnx.ModelProto) -> FusionPlan:
 
 def lowered(plan: FusionPlan, group: int = 0) -> ContractGroup:
     form = lower_contract(plan, plan.groups[group], 16, promotion=True, shared=AVX512.core.shared)
-    assert form is not None
+    assert isinstance(form, ContractGroup)
     return form
 
 

@@ -14,7 +14,7 @@ from itertools import product
 from polydyn.codegen.cpu.target import CpuTarget
 from polydyn.codegen.kernel import Kernel
 from polydyn.errors import Declined, ScheduleError
-from polydyn.lowering.place_cpu import SizedKernel
+from polydyn.lowering.cpu_tables import SizedKernel
 from polydyn.schedules.index import Index
 from polydyn.schedules.model import Group
 from polydyn.search.backbone import Backbone, Loop, Tile

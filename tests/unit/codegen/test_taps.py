@@ -7,7 +7,7 @@ from itertools import product
 
 import pytest
 
-from polydyn.codegen.cpu.windows import fits
+from polydyn.codegen.cpu.windows import Axes, window_axes
 from polydyn.codegen.ir import Apply, Between, Body, Def, FlatLoad, For, If, Ramp, Reg, Set, Store, walk, walk_value
 from polydyn.codegen.passes.taps import Window, specialise_guards
 from polydyn.codegen.passes.transpose import dense_along
@@ -33,9 +33,10 @@ def changed(g: Group, value: Value, reduce: str = "sum") -> Group:
 
 
 def test_the_lane_follows_the_strides() -> None:
-    planes, last = fits(depthwise(), BAND, 16), fits(depthwise(last=True), BAND, 16)
-    assert planes is not None and planes.band[-1] == "w" and planes.across == "h" and planes.unrolled == ("j", "k")
-    assert last is not None and last.band[-1] == "c" and last.across == "w" and last.unrolled == ("k",)
+    planes, last = (window_axes(depthwise(last), BAND, 16) for last in (False, True))
+    assert isinstance(planes, Axes) and planes.band[-1] == "w" and planes.across == "h"
+    assert planes.unrolled == ("j", "k")
+    assert isinstance(last, Axes) and last.band[-1] == "c" and last.across == "w" and last.unrolled == ("k",)
 
 
 def test_few_channels_are_no_lane() -> None:
@@ -44,8 +45,8 @@ def test_few_channels_are_no_lane() -> None:
 
     g = depthwise(last=True)
     statements = tuple(replace(s, iters=tuple((x, narrow(e)) for x, e in s.iters)) for s in g.statements)
-    axes = fits(replace(g, statements=statements), BAND, 16)
-    assert axes is not None and axes.band[-1] == "w"
+    axes = window_axes(replace(g, statements=statements), BAND, 16)
+    assert isinstance(axes, Axes) and axes.band[-1] == "w"
 
 
 def test_what_is_no_window_of_this_form() -> None:
@@ -56,7 +57,9 @@ def test_what_is_no_window_of_this_form() -> None:
     x, v = core.value.args
     zero, lowest = const(0, F), neutral("max", F)
     padded = op("mul", op("where", inside, x, zero), v)
-    assert fits(changed(g, padded), BAND, 16) and fits(changed(g, op("where", inside, x, lowest), "max"), BAND, 16)
+    maximum = op("where", inside, x, lowest)
+    assert isinstance(window_axes(changed(g, padded), BAND, 16), Axes)
+    assert isinstance(window_axes(changed(g, maximum, "max"), BAND, 16), Axes)
     data = op("gt", x, zero)
     refused = [
         changed(g, op("mul", op("where", inside, x, const(1, F)), v)),  # a tap outside adds something
@@ -69,7 +72,7 @@ def test_what_is_no_window_of_this_form() -> None:
     refused.append(replace(g, statements=tuple(replace(s, iters=wide) if s is core else s for s in g.statements)))
     refused.append(replace(g, arrays={n: replace(a, dtype="int32") for n, a in g.arrays.items()}))
     refused.append(replace(g, statements=tuple(replace(s, reduce=None) for s in g.statements)))
-    assert [fits(x, BAND, 16) for x in refused] == [None] * len(refused)
+    assert all(isinstance(window_axes(x, BAND, 16), Declined) for x in refused)
 
 
 # -- the pass --------------------------------------------------------------------------------------------------------

@@ -38,7 +38,7 @@ def form(weight: tuple[int, ...], **attributes: Any) -> ContractGroup:
     )
     plan = fusion_plan(rewrite_graph(import_model(m)))
     lowered = lower_contract(plan, plan.groups[0], 16, promotion=True)
-    assert lowered is not None
+    assert isinstance(lowered, ContractGroup)
     return lowered
 
 
@@ -49,7 +49,7 @@ def words(weight: tuple[int, ...], **attributes: Any) -> ContractGroup:
               {"w": np.ones(weight, np.int8)})  # fmt: skip
     plan = fusion_plan(rewrite_graph(import_model(m)))
     lowered = lower_contract(plan, plan.groups[0], 16, promotion=True, kinds=(INT8X4, INT16X2))
-    assert lowered is not None and lowered.k_packed
+    assert isinstance(lowered, ContractGroup) and lowered.k_packed
     return lowered
 
 
@@ -165,7 +165,7 @@ def slice_convolution() -> tuple[Scheduled, Strip]:
     m = model(nodes, {"x": ("float32", ["N", 5, "H", "W"])}, ["y"], constants)
     plan = fusion_plan(rewrite_graph(import_model(m)))
     lowered = lower_contract(plan, plan.groups[0], 16, promotion=True)
-    assert lowered is not None
+    assert isinstance(lowered, ContractGroup)
     return strip(lowered)
 
 

@@ -17,7 +17,7 @@ from polydyn.fusion.facts import size_facts
 from polydyn.fusion.pipeline import fusion_plan, rewrite_graph
 from polydyn.graph.expand import import_model
 from polydyn.graph.ir import Guard
-from polydyn.lowering.attention import lower_attention
+from polydyn.lowering.attention import AttentionGroup, lower_attention
 from polydyn.lowering.place_cpu import KernelBuilder
 from polydyn.schedules.errors import LegalityError, ScheduleError
 from polydyn.schedules.expr import const, op
@@ -178,7 +178,7 @@ def attention() -> AttentionKernel:
     """Schedule the attention of a small BERT."""
     plan = fusion_plan(rewrite_graph(import_model(path_of("bert_tiny"), None)))
     form = lower_attention(plan, next(g for g in plan.groups if g.kind == "attention"))
-    assert form is not None
+    assert isinstance(form, AttentionGroup)
     group = form.lowered.group
     return AttentionKernel("a", group, schedule_attention(form.parts), AVX512, frozenset())
 

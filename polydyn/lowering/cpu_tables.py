@@ -1,0 +1,314 @@
+"""The kernels that can compute a group on a CPU, as ordered tables (``alternatives``)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Generic, Protocol, TypeAlias, TypeVar
+
+from polydyn.codegen.cpu.attention import AttentionKernel
+from polydyn.codegen.cpu.decoding import FEW_ROWS, DecodingKernel
+from polydyn.codegen.cpu.dot import COLUMNS, LEAST_ROWS, LEAST_STEPS, DotKernel
+from polydyn.codegen.cpu.matrix import MatrixKernel
+from polydyn.codegen.cpu.product import ContractKernel
+from polydyn.codegen.cpu.rows import NestKernel
+from polydyn.codegen.cpu.shares import FEW_TILES, split_refusal
+from polydyn.codegen.cpu.split import SplitDot, SplitKernel, SplitNest
+from polydyn.codegen.cpu.target import CpuTarget
+from polydyn.codegen.cpu.turned import TurnedWindowKernel
+from polydyn.codegen.cpu.windows import Axes, WindowKernel, window_axes, window_extra_cost
+from polydyn.codegen.kernel import Kernel
+from polydyn.codegen.passes.matrix import SIDE
+from polydyn.lowering.alternatives import Alternative, Offer, Serves
+from polydyn.lowering.contract import ContractGroup, transpose_cost
+from polydyn.lowering.group import LoweredGroup
+from polydyn.lowering.place import RecordTileChooser
+from polydyn.schedules.decision import Decision
+from polydyn.schedules.errors import Declined
+from polydyn.schedules.index import Index, maximum, minimum
+from polydyn.schedules.model import Group
+from polydyn.schedules.solution.reuse import Solver
+from polydyn.schedules.solution.schedule import NestSchedule
+from polydyn.schedules.tiling import Roles
+from polydyn.schedules.tree.rewrites import permute_reduction
+
+AMX_REASON = f"from {SIDE} rows on: tiles of the matrix unit (AMX)"
+"""Reason for an AMX kernel of a product."""
+WINDOW_REASON = "results in planes, of few channels: vectors along lines of pixels"
+"""Reason for a window kernel of a convolution."""
+SPLIT_REASON = f"up to {FEW_TILES} tiles of a long reduction: it is split"
+"""Reason for a split-K kernel."""
+SizedKernel: TypeAlias = NestKernel | AttentionKernel
+"""Builder of a kernel other than a product, whose sizes a search may choose (``choices``)."""
+K = TypeVar("K", ContractKernel, SizedKernel)
+
+
+@dataclass(frozen=True)
+class TunedBuilders(Generic[K]):
+    """Tuned forms of one group, before they are proven and built: a builder and a launch for each option."""
+
+    options: tuple[tuple[K, dict[str, Index]], ...]
+    decision: Decision
+    reasons: tuple[str, ...] = ()
+
+    def offer(self) -> Offer:
+        """Offer the kernels that a search chose, each built once."""
+        return Offer(self._kernels, decision=self.decision, reasons=self.reasons)
+
+    def _kernels(self) -> tuple[Kernel, ...]:
+        built: dict[str, Kernel] = {}
+        for builder, _ in self.options:
+            if builder.name not in built:
+                built[builder.name] = builder.build()
+        return tuple(replace(built[b.name], launch=launch) for b, launch in self.options)
+
+
+class Tuner(RecordTileChooser, Protocol):
+    """Chooses sizes of kernels from measurements, such as ``polydyn.search.outcomes.ChosenByRecords``."""
+
+    def builders(self, key: str, form: ContractGroup) -> TunedBuilders[ContractKernel] | None:
+        """Return the tuned forms of a product whose roles are solved, or None without a record."""
+
+    def sized(self, key: str, kernel: SizedKernel) -> TunedBuilders[SizedKernel] | None:
+        """Return the tuned forms of another kernel, or None without a record."""
+
+
+def sized_offer(kernel: SizedKernel, key: str, tuner: Tuner | None, build: Callable[[], Kernel]) -> Offer:
+    """Offer the kernels that a search chose for ``kernel``, or the one that ``build`` makes, for every size."""
+    tuned = tuner.sized(key, kernel) if tuner else None
+    return Offer(lambda: (build(),)) if tuned is None else tuned.offer()
+
+
+@dataclass(frozen=True)
+class ProductForms:
+    """A product whose kernels are chosen. ``name``: of its default kernel. ``groups``: groups of kernels that differ
+    from the product's own, by name; the rows add theirs.
+    """
+
+    form: ContractGroup
+    key: str
+    name: str
+    target: CpuTarget
+    tuner: Tuner | None
+    groups: dict[str, Group]
+
+    @property
+    def group(self) -> Group:
+        """The computation."""
+        return self.form.lowered.group
+
+    @cached_property
+    def roles(self) -> Roles:
+        """The roles of its iterators, solved."""
+        return Solver(self.group).contract(self.form.roles)
+
+    @cached_property
+    def kernel(self) -> ContractKernel:
+        """The builder of its default kernel."""
+        form, build = self.form, DotKernel if self.form.dot else ContractKernel
+        return build(self.name, self.group, self.roles, self.target, form.packed, None, form.fill, form.footprint)
+
+    def _named(self, prefix: str) -> str:
+        return f"{prefix}_{self.key[:12]}"
+
+    def decoding(self) -> Offer | Declined:
+        """Offer the kernel that decodes weights in registers, for few rows, or if rows are bytes for any number."""
+        if not self.kernel.product.decodes:
+            return Declined("it has no weights of 4 bits")
+        few = DecodingKernel(
+            self._named("few"), self.group, self.roles, self.target, self.form.packed, None, self.form.fill
+        )
+        if few.product.in_bytes:
+            return Offer(lambda: (few.build(),))
+        reason = f"up to {FEW_ROWS} rows: weights decoded in registers"
+        return Offer(lambda: (few.build(),), Serves(few.product.rows, FEW_ROWS), reasons=(reason,))
+
+    def lanes_of_steps(self) -> Offer | Declined:
+        """Offer the kernel for few computed columns, whose vectors run along the reduction."""
+        if self.form.dot or self.form.fill:
+            return Declined("its rows are copied" if self.form.fill else "its only kernel is of this kind")
+        if refusal := DotKernel.refusal(self.group, self.roles):
+            return refusal
+        dot = DotKernel(self._named("dot"), self.group, self.roles, self.target, self.form.packed)
+        x = dot.product
+        rows = minimum(LEAST_ROWS - x.rows, x.columns - 1)  # one column needs no packing
+        extra_cost = maximum(x.columns - COLUMNS, LEAST_STEPS - x.steps, rows)
+        reason = f"up to {COLUMNS} columns: vectors along the reduction"
+        return Offer(lambda: (dot.build(),), Serves(extra_cost), reasons=(reason,))
+
+    def matrix_unit(self) -> Offer | Declined:
+        """Offer the AMX kernel, for rows that fill a tile of the matrix unit."""
+        x = self.kernel.product
+        if refusal := MatrixKernel.refusal(x, self.form.fill):
+            return refusal
+        matrix = MatrixKernel(
+            self._named("matrix"), x.group, x.roles, x.target, self.form.packed, None, self.form.fill
+        )  # fmt: skip
+        rows = matrix.product.rows
+        where = Serves(SIDE - rows) if rows.constant is None else None
+        return Offer(lambda: (matrix.build(),), where, reasons=(AMX_REASON,))
+
+    def window(self) -> Offer | Declined:
+        """Offer the window kernel of a convolution if vectors along image rows need fewer operations."""
+        group = self.form.window
+        if group is None:
+            return Declined("it is no float32 convolution by weights that stay in the cache")
+        schedule = Solver(group).nest()
+        axes = window_axes(group, schedule.band, self.target.width, self.target.core.sums)
+        if isinstance(axes, Declined):
+            return axes
+        extra_cost = window_extra_cost(self.kernel, group, axes)
+        if isinstance(extra_cost, Declined):
+            return extra_cost
+        if (extra_cost.constant or 0) > 0:
+            return Declined("vectors along channels need fewer operations")
+        built = window_kernel(self._named("window"), group, axes, schedule, self.target).build_vectors()
+        if isinstance(built, Declined):
+            return built
+        kernel: Kernel = built
+        self.groups[kernel.name] = group
+        where = Serves(extra_cost) if extra_cost.constant is None else None
+        return Offer(lambda: (kernel,), where, reasons=(WINDOW_REASON,))
+
+    def transposed(self) -> Offer | Declined:
+        """Offer the transposed kernel, for columns that would leave much of their vectors empty. The number of rows is
+        exact.
+        """
+        form = self.form.transposed
+        if form is None:
+            return Declined("its rows are not the many rows of a constant, or its columns are one too")
+        group = form.lowered.group
+        roles = Solver(group).contract(form.roles)
+        kernel = ContractKernel(self._named("turned"), group, roles, self.target, form.packed)
+        self.groups[kernel.name] = group
+        x = kernel.product
+        extra_cost = transpose_cost(x.columns, x.rows, self.target.width)
+        reason = "vectors along the columns would be too empty: they are rows"
+        return Offer(lambda: (kernel.build(),), Serves(extra_cost), reasons=(reason,))
+
+    def split(self) -> Offer | Declined:
+        """Offer the split-K kernel, for few results of a long reduction, and the kernel that adds its partial sums."""
+        if refusal := split_refusal(self.kernel.product, self.kernel.plan):
+            return refusal
+        build = SplitDot if self.form.dot else SplitKernel
+        split = build(self._named("split"), self.group, self.form.roles, self.target, self.form.packed)
+        return split_offer(split)
+
+    def register_tiles(self) -> Offer | Declined:
+        """Offer the default kernel, or those that a search chose."""
+        form = replace(self.form, roles=self.roles)
+        tuned = self.tuner.builders(self.key, form) if self.tuner and not form.dot else None
+        return Offer(lambda: (self.kernel.build(),)) if tuned is None else tuned.offer()
+
+
+def split_offer(split: SplitKernel | SplitNest) -> Offer:
+    """Offer the kernel of a split reduction where it has slices."""
+    return Offer(lambda: (split.build(),), Serves(split.count, 0, above=True), reasons=(SPLIT_REASON,))
+
+
+PRODUCTS: tuple[Alternative[ProductForms], ...] = (
+    Alternative("decoding in registers", ProductForms.decoding),
+    Alternative("vectors along the reduction", ProductForms.lanes_of_steps),
+    Alternative("matrix unit", ProductForms.matrix_unit),
+    Alternative("window", ProductForms.window),
+    Alternative("transposed product", ProductForms.transposed),
+    Alternative("split reduction", ProductForms.split),
+    Alternative("register tiles", ProductForms.register_tiles),
+)
+"""The kernels of a product."""
+
+
+@dataclass(frozen=True)
+class NestForms:
+    """A group that is no product, and whose kernels are chosen. ``groups`` and ``sized`` are those of the builder: the
+    rows add groups of their own, and the builders of kernels whose sizes a search may choose.
+    """
+
+    form: LoweredGroup
+    key: str
+    target: CpuTarget
+    tuner: Tuner | None
+    groups: dict[str, Group]
+    sized: dict[str, SizedKernel] = field(default_factory=dict)
+
+    @property
+    def group(self) -> Group:
+        """The computation."""
+        return self.form.group
+
+    @cached_property
+    def schedule(self) -> NestSchedule:
+        """The band that its statements share."""
+        return Solver(self.group).nest()
+
+    @cached_property
+    def _window(self) -> tuple[WindowKernel, Kernel] | Declined:
+        """The window kernel in register tiles, and its builder."""
+        axes = window_axes(self.group, self.schedule.band, self.target.width, self.target.core.sums)
+        if isinstance(axes, Declined):
+            return axes
+        kernel = window_kernel(f"window_{self.key[:12]}", self.group, axes, self.schedule, self.target)
+        built = kernel.build_vectors()
+        return built if isinstance(built, Declined) else (kernel, built)
+
+    def planes_in_lanes(self) -> Offer | Declined:
+        """Offer the blocked kernel, for planes whose rows would leave much of their vectors empty."""
+        if isinstance(self._window, Declined):
+            return self._window
+        form = self.form.blocked
+        if form is None:
+            return Declined("it is no float32 window between planes of pixels by constant weights")
+        kernel = TurnedWindowKernel(f"turned_{self.key[:12]}", form.group, form.pixels, self.target)
+        cost = kernel.extra_cost
+        if cost.constant is not None and cost.constant > 0:
+            return Declined("vectors along lines of pixels need fewer operations, or the planes exceed the cache")
+        self.groups[kernel.name] = form.group
+        if cost.constant is not None:
+            return Offer(lambda: (kernel.build(),))
+        reason = "vectors along lines would be too empty: planes lie in lanes"
+        return Offer(lambda: (kernel.build(),), Serves(cost), reasons=(reason,))
+
+    def window(self) -> Offer | Declined:
+        """Offer the window kernel in register tiles."""
+        if isinstance(self._window, Declined):
+            return self._window
+        kernel, built = self._window
+        self.sized[self.key] = kernel
+        return sized_offer(kernel, self.key, self.tuner, lambda: built)
+
+    def split(self) -> Offer | Declined:
+        """Offer the kernel of a split reduction, for few results, and the kernel that adds its partial sums."""
+        if refusal := SplitNest.refusal(self.group, self.schedule.band):
+            return refusal
+        split = SplitNest(f"split_{self.key[:12]}", self.group, self.schedule.band, self.target)
+        return split.useless or split_offer(split)
+
+    def rows(self) -> Offer | Declined:
+        """Offer the kernel of rows or vectors of any group."""
+        band, phases = self.schedule.band, self.schedule.phases
+        kernel = NestKernel(f"nest_{self.key[:12]}", self.group, band, phases, self.target, paired=True)
+        self.sized[self.key] = kernel
+
+        def build() -> Kernel:
+            built = kernel.build()
+            return replace(built, notes=(*built.notes, *self.schedule.notes))
+
+        return sized_offer(kernel, self.key, self.tuner, build)
+
+
+NESTS: tuple[Alternative[NestForms], ...] = (
+    Alternative("window of planes in lanes", NestForms.planes_in_lanes),
+    Alternative("window", NestForms.window),
+    Alternative("split reduction", NestForms.split),
+    Alternative("rows", NestForms.rows),
+)
+"""The kernels of a group that is no product."""
+
+
+def window_kernel(name: str, group: Group, axes: Axes, schedule: NestSchedule, target: CpuTarget) -> WindowKernel:
+    """Return the builder of a window kernel in register tiles."""
+    if axes.taps != group.backbone.iterators[-len(axes.taps) :]:
+        group = permute_reduction(group, axes.taps)
+        schedule = Solver(group).nest()
+    return WindowKernel(name, group, axes, schedule.phases, target)

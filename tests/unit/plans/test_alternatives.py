@@ -1,0 +1,56 @@
+"""Ordered tables of kernels: which rows serve which sizes, and what declines."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+
+from polydyn.codegen.kernel import Kernel
+from polydyn.lowering.alternatives import Alternative, Offer, Serves, place
+from polydyn.lowering.place import PlacedGroup
+from polydyn.schedules.decision import ONLY, choose
+from polydyn.schedules.errors import Declined
+from polydyn.schedules.index import ONE, Index
+
+EMPTY = PlacedGroup(None, None, "key", ())  # type: ignore[arg-type]
+
+
+def offer(name: str, where: Serves | None = None) -> Offer:
+    return Offer(lambda: (Kernel(name, ("n",), ONE),), where, reasons=(f"because of {name}",))
+
+
+def table(**rows: Offer | Declined) -> Sequence[Alternative[object]]:
+    return [Alternative(name, lambda _, row=row: row) for name, row in rows.items()]  # type: ignore[misc]
+
+
+def few(most: int) -> Serves:
+    return Serves(Index.of("n"), most)
+
+
+@pytest.mark.parametrize(("n", "kernel"), [(1, "tiny"), (2, "tiny"), (3, "small"), (8, "small"), (9, "large")])
+def test_the_first_row_that_serves_a_size_is_launched(n: int, kernel: str) -> None:
+    rows = table(tiny=offer("tiny", few(2)), small=offer("small", few(8)), large=offer("large"))
+    placed = place(rows, None, EMPTY)
+    assert placed.kernels[choose(placed.decision, {"n": n})].name == kernel
+    assert placed.reasons == ("because of large", "because of small", "because of tiny")
+
+
+def test_a_row_may_serve_sizes_above_a_limit() -> None:
+    placed = place(table(long=offer("long", Serves(Index.of("n"), 4, above=True)), any=offer("any")), None, EMPTY)
+    assert [placed.kernels[choose(placed.decision, {"n": n})].name for n in (4, 5)] == ["any", "long"]
+
+
+def test_rows_below_one_that_serves_every_size_are_not_asked() -> None:
+    def never(_: object) -> Offer:
+        raise AssertionError("asked")
+
+    rows = (*table(unit=Declined("the processor has none"), any=offer("any")), Alternative("never", never))
+    placed = place(rows, None, EMPTY)
+    assert placed.declined == (("unit", "the processor has none"),)
+    assert placed.decision == ONLY and [k.name for k in placed.kernels] == ["any"]
+
+
+def test_a_table_without_a_row_for_every_size_is_a_bug() -> None:
+    with pytest.raises(AssertionError, match="the last row serves every size"):
+        place(table(tiny=offer("tiny", few(2)), unit=Declined("none")), None, EMPTY)
