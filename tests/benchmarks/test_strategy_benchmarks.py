@@ -1,4 +1,4 @@
-"""The basis of the tables of strategies and combinations: the oracle's protocol, padding counts, merged results."""
+"""The basis of the table of strategies: the oracle's protocol, merged results."""
 
 from __future__ import annotations
 
@@ -8,12 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import combination
 from benchmarks.oracle import ANCHORS, REPEATED_TILES, TURNS, Oracle, anchors_of, neighbours
 from benchmarks.strategies import WORKLOADS, empty_cache, store
 from polydyn.build.cache import FileCache
 from polydyn.search.backbone import Tile
-from polydyn.testing.covers import combine
 
 
 def tile(n: int) -> Tile:
@@ -54,18 +52,6 @@ def test_the_oracle_finds_the_best_of_every_length_and_is_not_won_by_luck() -> N
         assert sum(s != 1.0 for s in seconds) <= 1, "a lucky turn wins one half, and is scored on the other"
         assert max(bench.launched.values()) <= len(pool) + (REPEATED_TILES + 1) * TURNS
         assert all(len(timed.seconds[tile(0), n]) == 1 + TURNS for n in range(1, len(shapes)))
-
-
-def test_two_kernels_pad_less_than_the_best_one_and_never_execute_more() -> None:
-    assert combination.primes(20) == [2, 3, 5, 7, 11, 13, 17, 19]
-    assert combination.single(53, {7: 7.0, 8: 8.0}).padding == 3 and combine(53, {7: 7.0, 8: 8.0}).padding == 0
-    counts = combination.count(combination.primes(512), {7: 7.0, 8: 8.0})
-    assert counts.useful <= counts.two <= counts.one <= counts.fixed and counts.mixed
-    for against in ("fixed", "one"):
-        whole, padding = counts.falls(against)
-        assert 1 < whole < 1.05 and padding > 3
-    alike = combination.count([67, 127], {64: 64.0, 128: 128.0})  # no prime is a multiple of 64
-    assert alike.one == alike.two and alike.falls("one") == (1, 1)
 
 
 def test_a_workload_replaces_its_own_results_only(tmp_path: Path) -> None:

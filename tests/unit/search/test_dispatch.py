@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-import random
 
 import numpy as np
 import pytest
@@ -14,7 +12,6 @@ from polydyn.schedules.evaluator import Evaluator, evaluator
 from polydyn.schedules.index import Index
 from polydyn.search.dispatch import tree as trees
 from polydyn.search.dispatch.tree import features_of, fit_classifier, fit_tree
-from polydyn.testing.covers import combine
 
 L, B = Index.of("L"), Index.of("B")
 
@@ -139,40 +136,3 @@ def test_the_classifier_exports_the_same_choices() -> None:
     big = [{"L": (1 << 40) + n} for n in range(20)]  # beyond float32
     exact = fit_classifier(features_of(["L"]), big, [int(n > 12) for n in range(20)])
     assert [choose(exact, s) for s in big] == [int(n > 12) for n in range(20)]
-
-
-def brute(extent: int, sizes: dict[int, float]) -> float:
-    """Return the cost of the cheapest cover by at most two sizes, by trying all counts."""
-    best = math.inf
-    for a in sizes:
-        for b in sizes:
-            for n in range(extent // a + 2):
-                m = max(0, -(-(extent - n * a) // b))
-                best = min(best, n * sizes[a] + m * sizes[b])
-    return best
-
-
-def test_combination_is_the_cheapest_cover_by_two_sizes() -> None:
-    rng = random.Random(3)
-    for _ in range(60):
-        sizes = {s: s * rng.uniform(0.8, 1.3) for s in rng.sample(range(2, 40), 3)}
-        extent = rng.randrange(1, 200)
-        found = combine(extent, sizes)
-        assert found.executed >= extent
-        assert len(found.counts) <= 2
-        assert sum(n * sizes[s] for s, n in found.counts) == pytest.approx(brute(extent, sizes))
-
-
-def test_combination_of_nothing_and_with_nothing() -> None:
-    assert combine(0, {7: 1.0}).counts == ()
-    assert combine(53, {7: 7.0, 8: 8.0}).counts == ((8, 4), (7, 3))
-    with pytest.raises(ScheduleError):
-        combine(3, {})
-
-
-def test_primes_waste_less_with_two_kernels_than_with_one() -> None:
-    """Executed beyond the useful: at primes a pair of coprime tiles wastes nothing from (a-1)(b-1) on."""
-    sizes = {64: 64.0, 48: 48.0, 17: 17.0}
-    for n in (1009, 1511, 2003):
-        assert combine(n, sizes).padding == 0
-        assert min(-n % s for s in sizes) > 0
