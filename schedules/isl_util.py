@@ -267,24 +267,6 @@ def split_rows(m: isl.Map) -> list[isl.Map]:
     return [isl.Map.from_pw_aff(f.get_pw_aff(d)) for d in range(m.dim(_DIM.out))]
 
 
-def affine_pieces(row: isl.Map, dims: Sequence[str]) -> list[Index]:
-    """The pieces of one schedule row as functions of the instance, whose coordinates are called ``dims``.
-
-    Empty when a piece has a division.
-    """
-    out = []
-    for _, a in isl.PwMultiAff.from_map(row).get_pw_aff(0).get_pieces():
-        if a.dim(_DIM.div) or a.get_denominator_val() != 1:
-            return []
-        terms: dict[Monomial, int] = {(): a.get_constant_val().to_python()}
-        for i in range(a.dim(_DIM.param)):
-            terms[(a.get_dim_name(_DIM.param, i),)] = a.get_coefficient_val(_DIM.param, i).to_python()
-        for i, name in enumerate(dims):
-            terms[(name,)] = a.get_coefficient_val(_DIM.in_, i).to_python()
-        out.append(Index(terms))
-    return out
-
-
 # -- walking ---------------------------------------------------------------------------------------------------------
 
 

@@ -1,25 +1,22 @@
 """Pattern-based schedule matrices (TSCompiler 5.2): an ordered list; each entry answers or declines with a reason.
 
-``contraction`` (matmul-like, conv-like, pad+conv+element-wise): everything sinks into the backbone's loops, consumers
-at an unknown shift of its reduction rows. ``stitch`` (element-wise, reduce, multi-reduce): the common loops outside,
-then a phase, so that the shifts cannot skew one reduction against the next. ``isl``: the outermost parallel loops of
-isl's own scheduler. ``total`` is the original order.
+``contraction`` (products and convolutions): everything sinks into the backbone's loops, consumers at an unknown shift of
+its reduction rows. ``stitch`` (element-wise, reduce, multi-reduce): the common loops outside, then a phase, so that the
+shifts cannot skew one reduction against the next. ``total`` is the original order.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from math import gcd
 
 from polydyn.schedules.errors import LegalityError, ScheduleError
-from polydyn.schedules.expr import PRODUCTS, Load, Op, loads, walk
+from polydyn.schedules.expr import PRODUCTS, Op, loads, walk
 from polydyn.schedules.group.alignment import Alignment, align, same_iterators
 from polydyn.schedules.group.dependence import Dependences, is_accumulation
 from polydyn.schedules.group.polyhedra import is_exact, read_accesses
-from polydyn.schedules.index import Index, IndexLike
+from polydyn.schedules.index import IndexLike
 from polydyn.schedules.model import Group, Statement
-from polydyn.schedules.solution.isl_schedule import iterator_of, shared_loops
 from polydyn.schedules.solution.matrix import Row, ScheduleMatrix, Unknown, matrix, row
 from polydyn.schedules.solution.solve import SolvedMatrix, solve
 
@@ -29,7 +26,7 @@ class Pattern:
     """A matrix and its meaning.
 
     ``dims``: for each row the dominant statement's iterator, or ``""`` for a phase row. ``roles``: statement ->
-    ``init``, ``backbone``, ``prologue``, ``epilogue`` or ``map``. ``phases``: statement -> its phase. ``band``: the
+    ``init``, ``backbone``, ``epilogue`` or ``map``. ``phases``: statement -> its phase. ``band``: the
     number of leading rows that are loops of all statements.
     """
 
@@ -50,7 +47,7 @@ class Choice:
     declined: tuple[tuple[str, str], ...]
 
 
-NAMES = ("contraction", "stitch", "isl", "total")
+NAMES = ("contraction", "stitch", "total")
 """The names of the patterns in order."""
 
 
@@ -63,7 +60,7 @@ def choose(group: Group, deps: Dependences, among: Sequence[str] = NAMES) -> Cho
     declined: list[tuple[str, str]] = []
     for name, build in (p for p in PATTERNS if p[0] in among):
         try:
-            p = build(group, deps)
+            p = build(group)
             return Choice(p, solve(p.matrix, group, deps), tuple(declined))
         except _DeclinedError as e:
             declined.append((name, str(e)))
@@ -79,9 +76,9 @@ def choose(group: Group, deps: Dependences, among: Sequence[str] = NAMES) -> Cho
 
 
 def contraction(group: Group) -> Pattern:
-    """Match one sum of products with its initialiser, prologues (a phase each, before it) and element-wise epilogues.
+    """Match one sum of products with its initialiser and element-wise epilogues.
 
-    {Pad, Conv, Add + Relu}: rows (phase, n, h, w, o, c, r, s); Pad is phase 0, the epilogue ``?`` in (c, r, s).
+    {Conv, Add + Relu}: rows (n, h, w, o, c, r, s); the initialiser and the epilogue are ``?`` in (c, r, s).
     """
     _refuse_opaque(group)
     backbone = _backbone(group)
@@ -91,23 +88,18 @@ def contraction(group: Group) -> Pattern:
         raise _DeclinedError(f"{backbone.name} does not write at plain iterators")
     reduced = tuple(i for i in backbone.iterators if i not in parallel)
     aligned = align(group, backbone)
-    init = [s for s in group.statements[:where] if s.array == backbone.array]
-    prologue = [s for s in group.statements[:where] if s not in init]
-    epilogue = list(group.statements[where + 1 :])
-    lead = [len(prologue)] if prologue else []
-    rows: dict[str, list[Row | IndexLike]] = {}
-    for i, s in enumerate(prologue):
-        rows[s.name] = [i, *s.iterators]
-    for s in (*init, *epilogue):
-        own = _exact_dims(s, parallel, aligned)
-        rows[s.name] = [*lead, *own, *(row(0, Unknown(f"{s.name}.{r}")) for r in reduced)]
-    rows[backbone.name] = [*lead, *parallel, *reduced]
-    roles = {backbone.name: "backbone"} | {s.name: "init" for s in init}
-    roles |= {s.name: "prologue" for s in prologue} | {s.name: "epilogue" for s in epilogue}
-    phases = {s.name: len(prologue) for s in group.statements} | {s.name: i for i, s in enumerate(prologue)}
-    name = _contraction_name(backbone, bool(prologue))
-    band = 0 if lead else len(parallel)
-    return Pattern(name, _padded(group, rows), ("",) * len(lead) + parallel + reduced, roles, phases, band)
+    before, epilogue = group.statements[:where], group.statements[where + 1 :]
+    for s in before:
+        if s.array != backbone.array:
+            raise _DeclinedError(f"{s.name} runs before the sum and is not its initialiser")
+    rows: dict[str, list[Row | IndexLike]] = {backbone.name: [*parallel, *reduced]}
+    for s in (*before, *epilogue):
+        rows[s.name] = [
+            *_exact_dims(s, parallel, aligned), *(row(0, Unknown(f"{s.name}.{r}")) for r in reduced),
+        ]  # fmt: skip
+    roles = {s.name: "init" for s in before} | {backbone.name: "backbone"} | {s.name: "epilogue" for s in epilogue}
+    phases = dict.fromkeys(roles, 0)
+    return Pattern("matmul-like", _padded(group, rows), parallel + reduced, roles, phases, len(parallel))
 
 
 def _backbone(group: Group) -> Statement:
@@ -127,38 +119,6 @@ def _exact_dims(s: Statement, parallel: tuple[str, ...], aligned: Alignment) -> 
     if set(own) != set(parallel) or len(s.iterators) != len(parallel) or aligned.conflicts & set(parallel):
         raise _DeclinedError(f"{s.name} does not iterate over exactly {', '.join(parallel)} of the backbone")
     return [own[d] for d in parallel]
-
-
-def _contraction_name(backbone: Statement, prologue: bool) -> str:
-    if any(_windowed(backbone, i) for v in walk(backbone.value) if isinstance(v, Load) for i in v.index):
-        return "pad+conv+element-wise" if prologue else "conv-like"
-    return "matmul-like"
-
-
-def _windowed(s: Statement, address: Index) -> bool:
-    """Whether a parallel and a reduction iterator reach one element in several ways, as in a convolution.
-    A flattened matrix has several iterators in one address too, but its rows do not overlap.
-    """
-    extents, written = dict(s.iters), {x for i in s.index for x in i.symbols()}
-    steps = {x: address.split(x)[0] for x in s.iterators if x in address.symbols()}
-    return any(
-        _meet((steps[p], extents[p]), (steps[r], extents[r]))
-        for p in steps.keys() & written
-        for r in steps.keys() - written
-    )
-
-
-def _meet(a: tuple[Index, Index], b: tuple[Index, Index]) -> bool:
-    """Whether n steps of one iterator may equal m steps of the other. Each pair is (elements per step, extent)."""
-    common = a[0].terms.keys() & b[0].terms.keys()
-    if not common:
-        return False
-    m = next(iter(common))
-    x, y = a[0].terms[m], b[0].terms[m]
-    if a[0] * y != b[0] * x:
-        return False
-    n = gcd(x, y)
-    return all(e.constant is None or e.constant > abs(k) // n for e, k in ((a[1], y), (b[1], x)))
 
 
 # -- stitch ----------------------------------------------------------------------------------------------------------
@@ -248,28 +208,6 @@ def _nested(s: Statement, t: Statement, inner: dict[str, tuple[str, ...]]) -> bo
     return all(loops <= set(same_iterators(s, a, t, b)) for a, b in met)
 
 
-# -- isl's scheduler -------------------------------------------------------------------------------------------------
-
-
-def found_by_isl(group: Group, deps: Dependences) -> Pattern:
-    """Use the outermost parallel loops of isl's own scheduler; below them the statements keep the original order."""
-    _refuse_opaque(group)
-    if len(group.statements) == 1:
-        raise _DeclinedError("one statement")
-    band = shared_loops(group, deps)
-    rows: dict[str, list[Row | IndexLike]] = {}
-    for i, s in enumerate(group.statements):
-        inside = {iterator_of(s, e) for e in band[s.name]}
-        rows[s.name] = [*band[s.name], i, *(x for x in s.iterators if x not in inside)]
-    depth, size = max(map(len, rows.values())), len(band[group.statements[0].name])
-    dominant = max(group.statements, key=lambda s: len(s.iters))
-    names = tuple(iterator_of(dominant, e) for e in band[dominant.name])
-    roles = {s.name: "backbone" if s.reduce else "map" for s in group.statements}
-    roles |= dict.fromkeys(_initialisers(group), "init")
-    phases = {s.name: i for i, s in enumerate(group.statements)}
-    return Pattern("isl", _padded(group, rows), _labels((*names, ""), depth), roles, phases, size)
-
-
 # -- total -----------------------------------------------------------------------------------------------------------
 
 
@@ -300,10 +238,9 @@ def _refuse_opaque(group: Group) -> None:
                 raise _DeclinedError(f"{s.name} reads {a.array} at positions known only at run time")
 
 
-PATTERNS: Sequence[tuple[str, Callable[[Group, Dependences], Pattern]]] = (
-    ("contraction", lambda g, _: contraction(g)),
-    ("stitch", lambda g, _: stitch(g)),
-    ("isl", found_by_isl),
-    ("total", lambda g, _: total(g)),
+PATTERNS: Sequence[tuple[str, Callable[[Group], Pattern]]] = (
+    ("contraction", contraction),
+    ("stitch", stitch),
+    ("total", total),
 )
 """The patterns in order; each answers or declines, and the last always answers."""

@@ -24,7 +24,7 @@ class NestSchedule:
     @property
     def notes(self) -> tuple[str, ...]:
         """Notes for the user: that nothing could be fused, and why."""
-        if self.band or self.choice.pattern.name not in ("isl", "total") or len(self.phases) == 1:
+        if self.band or self.choice.pattern.name != "total" or len(self.phases) == 1:
             return ()
         why = "; ".join(f"{n}: {reason}" for n, reason in self.choice.declined)
         return (f"one loop nest per statement, in the original order ({why})",)
@@ -36,7 +36,7 @@ def schedule_nest(group: Group, deps: Dependences) -> NestSchedule:
     The band is the longest prefix of the pattern's common loops that leads the iterators of every statement. The phase
     is the matrix's phase row. ``deps`` must be those under parameters >= 1.
     """
-    choice = choose(group, deps, ("stitch", "isl", "total"))
+    choice = choose(group, deps, ("stitch", "total"))
     pattern, rows = choice.pattern, {s.name: choice.solved.exprs(s.name) for s in group.statements}
     size = 0
     while size < pattern.band and all(
