@@ -1,6 +1,6 @@
 """Pattern-based schedule matrices (TSCompiler 5.2): an ordered list; each entry answers or declines with a reason.
 
-``contraction`` (products and convolutions): everything sinks into the backbone's loops, consumers at an unknown shift of
+``contraction`` (products, convolutions): everything sinks into the backbone's loops, consumers at an unknown shift of
 its reduction rows. ``stitch`` (element-wise, reduce, multi-reduce): the common loops outside, then a phase, so that the
 shifts cannot skew one reduction against the next. ``total`` is the original order.
 """
