@@ -8,7 +8,7 @@ does not do.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property, lru_cache, reduce
@@ -243,22 +243,6 @@ def pw_aff_to_index(f: isl.PwAff) -> Index:
     for i in range(a.dim(_DIM.param)):
         terms[(a.get_dim_name(_DIM.param, i),)] = a.get_coefficient_val(_DIM.param, i).to_python()
     return Index(terms)
-
-
-def evaluate(f: isl.PwAff, env: Mapping[str, int]) -> int:
-    """The value of a function of the parameters."""
-    point = isl.Point.zero(f.domain().get_space())
-    for i in range(f.dim(_DIM.param)):
-        point = point.set_coordinate_val(_DIM.param, i, isl.Val(env[f.get_dim_name(_DIM.param, i)]))
-    return int(f.eval(point).to_python())
-
-
-def single_row(rows: Sequence[isl.PwAff]) -> isl.Map:
-    """The schedule map with these rows."""
-    out = isl.Map.from_pw_aff(rows[0])
-    for r in rows[1:]:
-        out = out.flat_range_product(isl.Map.from_pw_aff(r))
-    return out
 
 
 def split_rows(m: isl.Map) -> list[isl.Map]:

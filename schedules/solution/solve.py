@@ -7,26 +7,22 @@ smallest solution is a longest path (Bellman-Ford over piecewise affine function
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 import islpy as isl
 
 from polydyn.schedules.errors import ScheduleError
 from polydyn.schedules.group.dependence import Dependences
-from polydyn.schedules.group.polyhedra import iteration_domain, statement_frame
+from polydyn.schedules.group.polyhedra import statement_frame
 from polydyn.schedules.group.witness import dependence_error
 from polydyn.schedules.index import ZERO, Index
 from polydyn.schedules.isl_util import (
     constant_on_params,
     dim_maximum,
-    evaluate,
     lift,
     pair,
     pw_aff_to_index,
-    single_row,
     tidy,
-    union_maps,
 )
 from polydyn.schedules.model import Group
 from polydyn.schedules.solution.matrix import ScheduleMatrix, Shift, Unknown, verify_matrix
@@ -56,22 +52,6 @@ class SolvedMatrix:
             r.expr + (self.shift(r.shift.name) if isinstance(r.shift, Unknown) else r.shift)
             for r in self.matrix[statement]
         )
-
-    def time(self, statement: str, env: Mapping[str, int]) -> tuple[int, ...]:
-        """Return when an instance runs, for given parameters and iterators (without the textual position)."""
-        return tuple(
-            r.expr.evaluate(env)
-            + (evaluate(self.shifts[r.shift.name], env) if isinstance(r.shift, Unknown) else r.shift.evaluate(env))
-            for r in self.matrix[statement]
-        )
-
-    def schedule(self, group: Group) -> isl.UnionMap:
-        """Return the schedule map of all statements."""
-        parts = []
-        for s in group.statements:
-            m = single_row(self.rows[s.name])
-            parts.append(m.intersect_domain(iteration_domain(group, s)))
-        return union_maps(parts, group.params)
 
 
 @dataclass(frozen=True)

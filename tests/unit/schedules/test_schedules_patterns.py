@@ -28,13 +28,13 @@ from tests.support.polyhedral_groups import (
     softmax,
     statement,
 )
-from tests.support.schedule_checks import check_legal
+from tests.support.schedule_checks import check_legal, schedule_map, time_of
 
 
 def answer(g: Group, facts: tuple[object, ...] = ()) -> Choice:
     d = analyse(g, facts)  # type: ignore[arg-type]
     c = choose(g, d)
-    check_legal(g, d, c.solved.schedule(g))
+    check_legal(g, d, schedule_map(c.solved, g))
     return c
 
 
@@ -237,18 +237,18 @@ def groups(draw: st.DrawFn) -> Group:
 def test_chosen_schedules_compute_the_group(g: Group) -> None:
     d = analyse(g)
     c = choose(g, d)
-    check_legal(g, d, c.solved.schedule(g))
+    check_legal(g, d, schedule_map(c.solved, g))
     rows = {s.name: c.solved.exprs(s.name) for s in g.statements}
     first = {n: r[:1] for n, r in rows.items()}
     (coincident,), _ = band_properties(g, d, {}, first)
     for size in (1, 2, 4):
         env = {"M": size}
         want = original(g, env)
-        assert run(g, env, lambda s, at, env=env: c.solved.time(s.name, at)) == want
+        assert run(g, env, lambda s, at, env=env: time_of(c.solved, s.name, at)) == want
         if coincident:  # then the outermost loop may run in any order
 
             def reverse(s: Statement, at: dict[str, int]) -> tuple[int, ...]:
-                t = c.solved.time(s.name, at)
+                t = time_of(c.solved, s.name, at)
                 return (-t[0], *t[1:])
 
             assert run(g, env, reverse) == want
@@ -260,10 +260,10 @@ def test_the_total_pattern_computes_any_group(g: Group) -> None:
     d = analyse(g)
     c = choose(g, d, ("total",))
     assert c.pattern.name == "total" and not c.declined and not c.solved.shifts
-    check_legal(g, d, c.solved.schedule(g))
+    check_legal(g, d, schedule_map(c.solved, g))
     for size in (1, 2, 4):
         env = {"M": size}
-        assert run(g, env, lambda s, at, env=env: c.solved.time(s.name, at)) == original(g, env)
+        assert run(g, env, lambda s, at, env=env: time_of(c.solved, s.name, at)) == original(g, env)
 
 
 @settings(max_examples=60, deadline=None, derandomize=True)
