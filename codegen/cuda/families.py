@@ -14,7 +14,7 @@ from polydyn.codegen.cuda.group import ProductGroup
 from polydyn.codegen.cuda.warpgroup_attention import Attention, AttentionTile, attention_tiles, warpgroup_attention
 from polydyn.codegen.cuda.warpgroup_attention import broken_rule as attention_rule
 from polydyn.codegen.cuda.wgmma import wgmma_versions
-from polydyn.codegen.cuda.wgmma_operands import reaches_wgmma
+from polydyn.codegen.cuda.wgmma_operands import wgmma_refusal
 from polydyn.codegen.cuda.wgmma_tiles import AXES, CLUSTER_SPLIT_K_TILES, FLOAT8_TILES, TILES, WgmmaTile, broken_rule
 from polydyn.codegen.kernel import Kernel, with_block
 from polydyn.schedules.errors import ScheduleError
@@ -76,7 +76,7 @@ class WarpgroupProducts:
 
     def tiles(self) -> tuple[Numbers, ...]:
         """Return every tile that may be built, or an empty tuple if warpgroups do not support the product."""
-        if not reaches_wgmma(self.product, self.tf32):
+        if wgmma_refusal(self.product, self.tf32):
             return ()
         eight = self.product.dtype in FLOAT8
         first = FLOAT8_TILES if eight else (*TILES, *CLUSTER_SPLIT_K_TILES)

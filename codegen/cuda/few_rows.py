@@ -44,6 +44,7 @@ from polydyn.codegen.passes.threads import spread
 from polydyn.codegen.passes.widen import Multiples, multiples, widen
 from polydyn.codegen.places import Places
 from polydyn.codegen.printers.cuda_values import BYTES
+from polydyn.schedules.errors import Declined
 from polydyn.schedules.expr import ITEMSIZE, Load, Value, const, op
 from polydyn.schedules.index import ONE, ZERO, Index, IndexLike, minimum
 from polydyn.schedules.model import Statement, stored
@@ -83,18 +84,32 @@ def gemv_versions(product: ProductGroup, hopper: bool = False) -> list[Kernel]:
     A split-K kernel has 32-bit indices only; the other kernels handle larger sizes. ``hopper``: split K over a cluster
     (sm_90a) instead of the grid.
     """
-    column = product.values[1]
-    if product.roles.inner or not isinstance(column, Load) or (product.M.constant or 1) > ROW_VARIANTS[-1]:
+    along_k = loads_along_k(product)
+    if isinstance(along_k, Declined):
         return []
+    whole = [k for r in ROW_VARIANTS for k in _GemvKernel(product, r, along_k).build()]
+    blocks = _split_k_factor(product, along_k)
+    shared = (_GemvKernel(product, r, along_k, blocks, hopper).build()[:1] for r in ROW_VARIANTS if blocks > 1)
+    return [*(k for x in shared for k in x), *whole]
+
+
+def loads_along_k(product: ProductGroup) -> bool | Declined:
+    """Return whether vectors of the column operand are loaded along K, else along columns; declined if it has none, or
+    if there are too many rows.
+    """
+    column, rows = product.values[1], product.M.constant
+    if product.roles.inner:
+        return Declined("it has several reductions")
+    if rows is not None and rows > ROW_VARIANTS[-1]:
+        return Declined(f"{rows} rows are more than {ROW_VARIANTS[-1]}")
+    if not isinstance(column, Load):
+        return Declined("its columns are more than loads")
     address = product.group.arrays[column.buffer].address(column.index)
     for along_k, x in ((True, product.roles.block), (False, product.roles.col)):
         stride, rest = address.split(x)
         if stride == 1 and x not in rest.symbols():
-            whole = [k for r in ROW_VARIANTS for k in _GemvKernel(product, r, along_k).build()]
-            blocks = _split_k_factor(product, along_k)
-            shared = (_GemvKernel(product, r, along_k, blocks, hopper).build()[:1] for r in ROW_VARIANTS if blocks > 1)
-            return [*(k for x in shared for k in x), *whole]
-    return []
+            return along_k
+    return Declined("its columns have no vectors")
 
 
 def _split_k_factor(product: ProductGroup, along_k: bool) -> int:

@@ -16,6 +16,7 @@ from polydyn.codegen.ir import Body
 from polydyn.codegen.kernel import WORKERS, Kernel, with_block
 from polydyn.codegen.sharing import SplitLaunch
 from polydyn.codegen.split import combining_group, partial_group
+from polydyn.schedules.errors import Declined, first_refusal
 from polydyn.schedules.expr import ITEMSIZE, loads
 from polydyn.schedules.index import Index, maximum, minimum, product
 from polydyn.schedules.model import SHARE, Group
@@ -41,12 +42,15 @@ class CudaSplitNest(CudaNestKernel):
         self.sums = CudaNestKernel(f"{name}_sum", *combining_group(group))
 
     @staticmethod
-    def fits(group: Group, band: tuple[str, ...]) -> bool:
-        """Whether a group is such a reduction, long enough for slices."""
-        if not band or SplitNest.refusal(group, band):
-            return False
-        first = dict(group.backbone.iters)[group.backbone.iterators[len(band)]]
-        return first.constant is None or first.constant >= 2 * LEAST_STEPS
+    def refusal(group: Group, band: tuple[str, ...]) -> Declined | None:
+        """Return why a group is no such reduction, long enough for slices; None if it is."""
+        if not band:
+            return Declined("its results are one number")
+        if refusal := SplitNest.refusal(group, band):
+            return refusal
+        steps = dict(group.backbone.iters)[group.backbone.iterators[len(band)]].constant
+        few = steps is not None and steps < 2 * LEAST_STEPS
+        return first_refusal((few, f"{steps} steps are fewer than {2 * LEAST_STEPS}"))
 
     @property
     def shares(self) -> Index:

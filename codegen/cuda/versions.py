@@ -10,7 +10,7 @@ from itertools import chain
 from polydyn.capability import capability, runs_on
 from polydyn.codegen.cuda.emit import LONG_SUFFIX, drop_covered_versions, narrow_indices_first
 from polydyn.codegen.cuda.families import FamilyFactors, WarpgroupProducts
-from polydyn.codegen.cuda.few_rows import gemv_versions
+from polydyn.codegen.cuda.few_rows import gemv_versions, loads_along_k
 from polydyn.codegen.cuda.group import ProductGroup
 from polydyn.codegen.cuda.instructions import FLOAT8_ARCH
 from polydyn.codegen.cuda.limits import TF32, broken_rule
@@ -18,14 +18,14 @@ from polydyn.codegen.cuda.product import MAX_COPY_BYTES, TiledProduct
 from polydyn.codegen.cuda.rows import CudaNestKernel
 from polydyn.codegen.cuda.tile import CudaTile
 from polydyn.codegen.cuda.wgmma import wgmma_versions
-from polydyn.codegen.cuda.wgmma_operands import without_wgmma
+from polydyn.codegen.cuda.wgmma_operands import wgmma_refusal
 from polydyn.codegen.cuda.wgmma_tiles import GRID_SPLIT_K_TILE, STEP, cluster_split_k_tiles
 from polydyn.codegen.cuda.work import split_k_factor
 from polydyn.codegen.kernel import UNIT, WORKERS, Kernel, with_block
 from polydyn.codegen.printers.cuda_values import BYTES, HALF
 from polydyn.codegen.sharing import SplitLaunch
 from polydyn.codegen.split import combining_group, partial_group
-from polydyn.schedules.errors import ScheduleError
+from polydyn.schedules.errors import Declined, ScheduleError, first_refusal
 from polydyn.schedules.expr import FLOAT8, ITEMSIZE
 from polydyn.schedules.index import Index, maximum, minimum, product
 from polydyn.schedules.model import Group
@@ -180,7 +180,7 @@ class CudaContractKernel:
         They use the widest copies and 32-bit indices. Other versions handle the remaining shapes.
         """
         p = self.product
-        if p.dtype not in HALF or self.roles.inner:
+        if self._counted_refusal:
             return
         for t in tiles:
             if (parts := split_k_factor(p.N.ceildiv(t.bn), p.K.ceildiv(t.bk))) > 1:
@@ -233,9 +233,21 @@ class CudaContractKernel:
         """Return the versions for GEMV and skinny GEMM."""
         return gemv_versions(self.product, self.arch == "sm_90a")
 
-    def without_wgmma(self) -> str | None:
-        """Return why warp instructions are used on sm_90a although warpgroups would be preferred, or None."""
-        return without_wgmma(self.product, self.tf32) if self.arch == "sm_90a" else None
+    @property
+    def declined(self) -> tuple[tuple[str, str], ...]:
+        """The kinds of versions that it does not have, and why."""
+        few, warpgroups = loads_along_k(self.product), wgmma_refusal(self.product, self.tf32)
+        if self.arch != "sm_90a":
+            warpgroups = Declined(f"the target is {self.arch}, not sm_90a")
+        kinds = (("few rows", few), ("warpgroups", warpgroups), ("counted sums", self._counted_refusal))
+        return tuple((name, x.reason) for name, x in kinds if isinstance(x, Declined))
+
+    @property
+    def _counted_refusal(self) -> Declined | None:
+        return first_refusal(
+            (self.product.dtype not in HALF, f"it multiplies {self.product.dtype}"),
+            (bool(self.roles.inner), "it has several reductions"),
+        )
 
     def _split(
         self, block: tuple[int, int, int], waves: int, build: Callable[[ProductGroup], Sequence[Kernel]]

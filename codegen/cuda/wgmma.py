@@ -68,7 +68,7 @@ from polydyn.codegen.passes.warpgroups import (
 )
 from polydyn.codegen.places import Places
 from polydyn.codegen.printers.cuda_values import HALF
-from polydyn.schedules.errors import CodegenError
+from polydyn.schedules.errors import CodegenError, Declined
 from polydyn.schedules.expr import ITEMSIZE, FromIndex, Load
 from polydyn.schedules.index import ONE, ZERO, Index, IndexLike, product
 from polydyn.schedules.tree.gpu import COPY_A, COPY_B, SLAB, STAGE, STAGED, senders
@@ -102,7 +102,7 @@ def wgmma_versions(
     """
     product = with_one_reduction(product)
     kind, maps = kind_of(product, tf32), tensor_operands(product)
-    if kind is None or isinstance(maps, str):
+    if isinstance(kind, Declined) or isinstance(maps, Declined):
         return []
     every = tuple(tiles) or (FLOAT8_TILES if kind == "qmma" else TILES)
     steps = product.K.ceildiv(STEP // ITEMSIZE[product.dtype]).constant

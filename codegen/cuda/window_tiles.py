@@ -16,7 +16,7 @@ from itertools import pairwise
 from statistics import fmean
 from typing import Any
 
-from polydyn.codegen.cuda.windows import WINDOW, Axes, CudaWindowKernel, guarded, read_of_memory
+from polydyn.codegen.cuda.windows import NO_WINDOW, WINDOW, Axes, CudaWindowKernel, guarded, read_of_memory
 from polydyn.codegen.cuda.work import OF_A_LINE, OF_TAPS, tile_work
 from polydyn.codegen.family import Family, Rule
 from polydyn.codegen.indices import substitute
@@ -26,7 +26,7 @@ from polydyn.codegen.kernel import Work
 from polydyn.codegen.passes.hoist import comparison, divide_before
 from polydyn.codegen.passes.registers import unroll
 from polydyn.codegen.places import Coordinates
-from polydyn.schedules.errors import CodegenError
+from polydyn.schedules.errors import CodegenError, Declined
 from polydyn.schedules.expr import ITEMSIZE, WIDENED, Const, Load, Op, Value, conjuncts, loads
 from polydyn.schedules.expr import substitute as substitute_value
 from polydyn.schedules.group.footprint import adds_nothing_outside, together
@@ -72,22 +72,22 @@ class TileAxes:
     places: int
 
 
-def tile_axes(group: Group, band: Sequence[str]) -> TileAxes | None:
-    """Match one reduction over a large window along two axes, and maps of its result; return its axes or None.
+def tile_axes(group: Group, band: Sequence[str]) -> TileAxes | Declined:
+    """Match one reduction over a large window along two axes, and maps of its result; return its axes.
 
     ``band``: the shared iterators, channels last. One tensor moves along with the pixels, and its rows that a tile
     reads are rows of taps apart. A number replaces taps outside of it.
     """
     cores = [s for s in group.statements if s.reduce]
     if len(cores) != 1 or len(band) < 3 or cores[0].reduce not in ("sum", "max", "min"):
-        return None
+        return NO_WINDOW
     (core,) = cores
     taps, extents = core.iterators[len(band) :], dict(core.iters)
     maps = all(s.iterators == tuple(band) for s in group.statements if s is not core)
     if len(taps) != 2 or not maps or core.iterators[: len(band)] != tuple(band) or not _is_plain(group):
-        return None
+        return NO_WINDOW
     if (product(extents[x] for x in taps).constant or 0) < MANY_TAPS:
-        return None
+        return Declined(f"its window has fewer than {MANY_TAPS} taps")
     for lines, columns in pairwise(band[:-1]):
         for order in (taps, taps[::-1]):
             steps = _step(group, lines, order[0]), _step(group, columns, order[1])
@@ -95,8 +95,10 @@ def tile_axes(group: Group, band: Sequence[str]) -> TileAxes | None:
                 pixels = extents[lines].constant, extents[columns].constant
                 size = _size(group, pixels, [int(extents[x]) for x in order], (steps[0], steps[1]))
                 places = size and _places(size[1], int(extents[order[1]]), steps[1])
-                return TileAxes(lines, columns, order, steps[0].denominator, size, places) if size and places else None
-    return None
+                if size and places:
+                    return TileAxes(lines, columns, order, steps[0].denominator, size, places)
+                return Declined("no tile of its pixels fits shared memory")
+    return Declined("its taps do not move along two axes of pixels")
 
 
 def _is_plain(group: Group) -> bool:

@@ -40,6 +40,7 @@ from polydyn.codegen.passes.tiles import tasks
 from polydyn.codegen.passes.widen import Multiples, widen
 from polydyn.codegen.pipeline import Step
 from polydyn.codegen.places import Coordinates, Places
+from polydyn.schedules.errors import Declined
 from polydyn.schedules.expr import FLOATS, ITEMSIZE, Const, FromIndex, Load, Op, Value, loads
 from polydyn.schedules.group.footprint import together
 from polydyn.schedules.index import ONE, ZERO, Index, IndexLike
@@ -58,6 +59,9 @@ MAX_DATA_REGISTERS = 72
 V = Index.of
 
 
+NO_WINDOW = Declined("it is not one reduction over a window of known size, and maps of its results")
+
+
 @dataclass(frozen=True)
 class Axes:
     """The axes of a window kernel.
@@ -71,26 +75,26 @@ class Axes:
     taps: tuple[str, ...]
 
 
-def window_axes(group: Group, band: tuple[str, ...]) -> Axes | None:
+def window_axes(group: Group, band: tuple[str, ...]) -> Axes | Declined:
     """Match one reduction over a window of constant nonzero size, and maps of its result; return its axes.
 
-    Return None unless outputs read common elements. ``band``: the shared iterators; vectors run along the last one.
+    Declined unless outputs read common elements. ``band``: the shared iterators; vectors run along the last one.
     """
     cores = [s for s in group.statements if s.reduce]
     if len(cores) != 1 or len(band) < 2 or cores[0].reduce not in ("sum", "max", "min"):
-        return None
+        return NO_WINDOW
     (core,) = cores
     taps, extents = core.iterators[len(band) :], dict(core.iters)
     maps = all(s.iterators == band for s in group.statements if s is not core)
     if not taps or not maps or core.iterators[: len(band)] != band or not all(extents[x].constant for x in taps):
-        return None
+        return NO_WINDOW
     found: dict[Axes, Fraction] = {}
     for across in band[:-1]:
         for tap in taps:
             outputs = _outputs(extents[across].constant, int(extents[tap]))
             if outputs > 1 and (share := _share(group, core, across, tap, outputs)) < 1:
                 found[Axes(across, outputs, (*(j for j in taps if j != tap), tap))] = share
-    return min(found, key=lambda x: found[x], default=None)
+    return min(found, key=lambda x: found[x]) if found else Declined("its outputs read no common elements")
 
 
 def _outputs(most: int | None, taps: int) -> int:

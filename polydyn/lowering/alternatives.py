@@ -1,7 +1,8 @@
 """Ordered tables of the kernels that can compute a group.
 
-Each row offers kernels or declines with a reason. The rows are asked from top to bottom, until one serves every size.
-A launch takes the first row that serves its sizes.
+Each row offers kernels or declines with a reason. On a CPU the rows are asked from top to bottom, until one serves
+every size, and a launch takes the first row that serves its sizes (``place``). On CUDA the kernels of all rows are
+rivals, and estimates of their times choose among them (``gather``).
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from polydyn.schedules.errors import Declined
 from polydyn.schedules.index import Index
 
 T = TypeVar("T")
+Kernels = TypeVar("Kernels")
 
 
 @dataclass(frozen=True)
@@ -43,14 +45,14 @@ class Offer:
 
 
 @dataclass(frozen=True)
-class Alternative(Generic[T]):
+class Alternative(Generic[T, Kernels]):
     """A row of a table: a name, and the function that offers kernels for a group, or declines."""
 
     name: str
-    offer: Callable[[T], Offer | Declined]
+    offer: Callable[[T], Kernels | Declined]
 
 
-def place(table: Sequence[Alternative[T]], group: T, empty: PlacedGroup) -> PlacedGroup:
+def place(table: Sequence[Alternative[T, Offer]], group: T, empty: PlacedGroup) -> PlacedGroup:
     """Return ``empty`` with the kernels of a table's rows, and the reasons of rows that decline.
 
     The last row that is asked must serve every size.
@@ -73,6 +75,21 @@ def place(table: Sequence[Alternative[T]], group: T, empty: PlacedGroup) -> Plac
     for offer in reversed(others):
         out = _with(out, offer)
     return out
+
+
+def gather(
+    table: Sequence[Alternative[T, tuple[Kernel, ...]]], group: T
+) -> tuple[tuple[Kernel, ...], tuple[tuple[str, str], ...]]:
+    """Return the kernels of all rows, and the names and reasons of rows that decline."""
+    kernels: list[Kernel] = []
+    declined: list[tuple[str, str]] = []
+    for row in table:
+        found = row.offer(group)
+        if isinstance(found, Declined):
+            declined.append((row.name, found.reason))
+        else:
+            kernels += found
+    return tuple(kernels), tuple(declined)
 
 
 def _with(placed: PlacedGroup, offer: Offer) -> PlacedGroup:

@@ -207,7 +207,7 @@ def split_offer(split: SplitKernel | SplitNest) -> Offer:
     return Offer(lambda: (split.build(),), Serves(split.count, 0, above=True), reasons=(SPLIT_REASON,))
 
 
-PRODUCTS: tuple[Alternative[ProductForms], ...] = (
+PRODUCTS: tuple[Alternative[ProductForms, Offer], ...] = (
     Alternative("decoding in registers", ProductForms.decoding),
     Alternative("vectors along the reduction", ProductForms.lanes_of_steps),
     Alternative("matrix unit", ProductForms.matrix_unit),
@@ -297,7 +297,7 @@ class NestForms:
         return sized_offer(kernel, self.key, self.tuner, build)
 
 
-NESTS: tuple[Alternative[NestForms], ...] = (
+NESTS: tuple[Alternative[NestForms, Offer], ...] = (
     Alternative("window of planes in lanes", NestForms.planes_in_lanes),
     Alternative("window", NestForms.window),
     Alternative("split reduction", NestForms.split),

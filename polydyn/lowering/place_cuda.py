@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Protocol
 
 from polydyn.codegen.cuda.attention import CudaAttentionKernel
@@ -14,7 +15,7 @@ from polydyn.codegen.cuda.group import product_refusal
 from polydyn.codegen.cuda.rows import CudaNestKernel
 from polydyn.codegen.cuda.split_rows import CudaSplitNest
 from polydyn.codegen.cuda.versions import CudaContractKernel, TileFactors
-from polydyn.codegen.cuda.window_tiles import CudaWindowTile, TileAxes, tile_axes
+from polydyn.codegen.cuda.window_tiles import CudaWindowTile, tile_axes
 from polydyn.codegen.cuda.windows import Axes, CudaWindowKernel, window_axes
 from polydyn.codegen.ir import Compare
 from polydyn.codegen.kernel import BASE, Kernel
@@ -22,6 +23,7 @@ from polydyn.codegen.operands import operands
 from polydyn.errors import UnsupportedError
 from polydyn.fusion.plan import FusedGroup, FusionPlan
 from polydyn.fusion.products import is_windowed
+from polydyn.lowering.alternatives import Alternative, gather
 from polydyn.lowering.attention import ROW_ARRAYS, lower_attention
 from polydyn.lowering.contract import ContractGroup, lower_contract
 from polydyn.lowering.flatten import CUDA_DTYPES, check_dtypes
@@ -38,7 +40,7 @@ from polydyn.schedules.index import Index
 from polydyn.schedules.model import Group, verify_group
 from polydyn.schedules.proof.obligations import check_row_blocks
 from polydyn.schedules.solution.reuse import Solver
-from polydyn.schedules.solution.schedule import attention_groups, schedule_attention
+from polydyn.schedules.solution.schedule import NestSchedule, attention_groups, schedule_attention
 from polydyn.schedules.tree.rewrites import permute_reduction
 from polydyn.shapes.context import ShapeContext
 
@@ -172,14 +174,15 @@ class CudaBuilder(Builder):
         placed_group = self.reuse_kernel(group, lowered, key)
         if placed_group is None:
             self.show(group, f"nest_{key[:12]}", lowered.group)
-            placed_group = self._new(group, lowered, key, self._nest(lowered.group, key))
+            placed_group = self._new(group, lowered, key, *_nest(lowered.group, key))
         if placed is NO_PRODUCT:
             return placed_group
         return replace(placed_group, declined=(("product", str(placed)), *placed_group.declined))
 
     def _new(
         self, group: FusedGroup, lowered: LoweredGroup, key: str, kernels: tuple[Kernel, ...],
-        tuned: TunedTiles | None = None, family: FamilyFactors | None = None,
+        declined: tuple[tuple[str, str], ...] = (), tuned: TunedTiles | None = None,
+        family: FamilyFactors | None = None,
     ) -> PlacedGroup:  # fmt: skip
         reasons = (*(tuned.reasons if tuned else ()), *(family.reasons if family else ()))
         decision: Decision = cheapest(len(kernels))
@@ -189,31 +192,8 @@ class CudaBuilder(Builder):
                 return [n for n, k in enumerate(kernels) if k.tile is None or k.tile in tiles]
 
             decision = members(tuned.decision, rivals)
-        self.placed[key] = PlacedGroup(group, lowered, key, kernels, decision, reasons)
+        self.placed[key] = PlacedGroup(group, lowered, key, kernels, decision, reasons, declined)
         return self.placed[key]
-
-    def _nest(self, group: Group, key: str) -> tuple[Kernel, ...]:
-        verify_group(group)
-        nest = Solver(group).nest()
-        kernel = CudaNestKernel(f"nest_{key[:12]}", group, nest.band, nest.phases)
-        axes = window_axes(group, nest.band)
-        first = self._window(group, key, axes) if axes else ()
-        if pixels := tile_axes(group, nest.band):
-            first = (*self._window(group, key, pixels), *first)
-        if CudaSplitNest.fits(group, nest.band) and not axes:
-            split = CudaSplitNest(kernel.name, group, nest.band)
-            first = split.versions()
-        return narrow_indices_first((*first, *kernel.versions()))
-
-    def _window(self, group: Group, key: str, axes: Axes | TileAxes) -> tuple[Kernel, ...]:
-        """Return the kernels of a window whose outputs share loads; empty if channels do not form vectors."""
-        group = permute_reduction(group, axes.taps)
-        nest, name = Solver(group).nest(), f"nest_{key[:12]}"
-        if isinstance(axes, TileAxes):
-            kernel: CudaWindowKernel = CudaWindowTile(name, group, nest.band, nest.phases, axes)
-        else:
-            kernel = CudaWindowKernel(name, group, nest.band, nest.phases, axes)
-        return kernel.versions()
 
     def _contract(self, group: FusedGroup, form: ContractGroup) -> PlacedGroup | Declined:
         """Return the kernels of a product; declined if it has one row and no vectors, so that nothing is shared or
@@ -238,9 +218,7 @@ class CudaBuilder(Builder):
             if self.tuner and kernel.tunable and self.arch == "sm_90a":
                 kernel.kept = self.tuner.family(key, form, kernel.family)
             versions = kernel.tuned_versions(tuned.factors) if tuned else kernel.versions()
-            placed = self._new(group, lowered, key, versions, tuned, kernel.kept)
-        if why := kernel.without_wgmma():
-            self.notes.append(f"{group.outputs[0]}: no wgmma: {why}")
+            placed = self._new(group, lowered, key, versions, kernel.declined, tuned, kernel.kept)
         return placed
 
     def attention(self, group: FusedGroup) -> PlacedGroup | Declined:
@@ -256,7 +234,7 @@ class CudaBuilder(Builder):
             check_row_blocks(lowered.group, kernel.parts)
             if self.tuner and self.arch == "sm_90a":
                 kernel.kept = self.tuner.family(key, kernel.group, kernel.family)
-            placed = self._new(group, lowered, key, kernel.versions(), None, kernel.kept)
+            placed = self._new(group, lowered, key, kernel.versions(), family=kernel.kept)
         return placed
 
     def attention_kernel(self, group: FusedGroup) -> tuple[LoweredGroup, str, CudaAttentionKernel] | Declined:
@@ -288,3 +266,71 @@ def _adds(score: Value) -> bool:
     The lowest 16-bit number plus a score rounds to the lowest number, so keys that are all masked get equal weights.
     """
     return any(isinstance(v, Op) and v.name in ("add", "sub") for v in walk(score))
+
+
+@dataclass(frozen=True)
+class _Nest:
+    """A group that is no product, and whose kernels are chosen."""
+
+    name: str
+    group: Group
+
+    @cached_property
+    def schedule(self) -> NestSchedule:
+        """The band that its statements share."""
+        return Solver(self.group).nest()
+
+    @cached_property
+    def axes(self) -> Axes | Declined:
+        """The axes of its window."""
+        return window_axes(self.group, self.schedule.band)
+
+    def window_tile(self) -> tuple[Kernel, ...] | Declined:
+        """Return the kernels of a large window whose image is copied to shared memory."""
+        axes = tile_axes(self.group, self.schedule.band)
+        if isinstance(axes, Declined):
+            return axes
+        group, nest = self._over(axes.taps)
+        return _vectors(CudaWindowTile(self.name, group, nest.band, nest.phases, axes).versions())
+
+    def window(self) -> tuple[Kernel, ...] | Declined:
+        """Return the kernels of a window whose outputs share loads."""
+        if isinstance(self.axes, Declined):
+            return self.axes
+        group, nest = self._over(self.axes.taps)
+        return _vectors(CudaWindowKernel(self.name, group, nest.band, nest.phases, self.axes).versions())
+
+    def _over(self, taps: tuple[str, ...]) -> tuple[Group, NestSchedule]:
+        group = permute_reduction(self.group, taps)
+        return group, Solver(group).nest()
+
+    def split(self) -> tuple[Kernel, ...] | Declined:
+        """Return the kernels of a split reduction."""
+        if not isinstance(self.axes, Declined):
+            return Declined("it is a window")
+        if refusal := CudaSplitNest.refusal(self.group, self.schedule.band):
+            return refusal
+        return _vectors(CudaSplitNest(self.name, self.group, self.schedule.band).versions())
+
+    def rows(self) -> tuple[Kernel, ...]:
+        """Return the kernels of rows, columns and threads of any group."""
+        return CudaNestKernel(self.name, self.group, self.schedule.band, self.schedule.phases).versions()
+
+
+def _vectors(kernels: tuple[Kernel, ...]) -> tuple[Kernel, ...] | Declined:
+    return kernels or Declined("its channels do not form vectors")
+
+
+NESTS: tuple[Alternative[_Nest, tuple[Kernel, ...]], ...] = (
+    Alternative("tiles of a window", _Nest.window_tile),
+    Alternative("window", _Nest.window),
+    Alternative("split reduction", _Nest.split),
+    Alternative("rows", _Nest.rows),
+)
+"""The kernels of a group that is no product."""
+
+
+def _nest(group: Group, key: str) -> tuple[tuple[Kernel, ...], tuple[tuple[str, str], ...]]:
+    verify_group(group)
+    kernels, declined = gather(NESTS, _Nest(f"nest_{key[:12]}", group))
+    return narrow_indices_first(kernels), declined

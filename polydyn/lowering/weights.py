@@ -8,6 +8,7 @@ from dataclasses import replace
 from polydyn.codegen.cuda.window_tiles import tile_axes
 from polydyn.fusion.plan import FusionPlan
 from polydyn.lowering.group import LoweredGroup, Pack
+from polydyn.schedules.errors import Declined
 from polydyn.schedules.expr import Load, Op, Value, transform
 from polydyn.schedules.index import ZERO, Index
 from polydyn.schedules.model import Array, row_major, touched
@@ -25,7 +26,7 @@ def with_float_weights(plan: FusionPlan, lowered: LoweredGroup) -> LoweredGroup:
         return lowered
     (core,) = cores
     band = tuple(x for x in core.iterators if any(x in i.symbols() for i in core.index))
-    if tile_axes(lowered.group, band) is None:
+    if isinstance(tile_axes(lowered.group, band), Declined):
         return lowered
     group, packs, buffers = lowered.group, dict(lowered.packs), dict(lowered.buffers)
     extents, arrays = {x: e.constant for x, e in core.iters}, dict(group.arrays)

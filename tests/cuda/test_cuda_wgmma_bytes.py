@@ -16,7 +16,7 @@ from polydyn.codegen.cuda.group import ProductGroup
 from polydyn.codegen.cuda.product import TiledProduct
 from polydyn.codegen.cuda.versions import IMMA_TILES, CudaContractKernel
 from polydyn.codegen.cuda.wgmma import wgmma_versions
-from polydyn.codegen.cuda.wgmma_operands import without_wgmma
+from polydyn.codegen.cuda.wgmma_operands import wgmma_refusal
 from polydyn.codegen.kernel import Kernel
 from polydyn.compiler import plan_program
 from polydyn.fusion.plan import FusionPlan
@@ -28,6 +28,7 @@ from polydyn.lowering.contract import ContractGroup, lower_contract
 from polydyn.lowering.place import PlacedGroup
 from polydyn.lowering.place_cuda import CudaBuilder
 from polydyn.program.estimates import estimated
+from polydyn.schedules.errors import Declined
 from polydyn.testing.choice import choose
 from tests.support.cuda_bytes import ROLES, Types, product, run
 from tests.support.cuda_groups import ARCH, MULTIPROCESSORS, SHARED_BYTES, plan_of, with_bugs
@@ -82,9 +83,9 @@ def test_only_where_the_instruction_and_its_copies_allow_it() -> None:
     for trans, side in (((False, False), "column"), ((True, True), "row")):
         of = ProductGroup("bytes", product(MAIN, trans), ROLES)
         assert wgmma_versions(of) == []
-        assert without_wgmma(of) == f"its {side} operand is not contiguous along the reduction"
+        assert wgmma_refusal(of) == Declined(f"its {side} operand is not contiguous along the reduction")
     zero = ProductGroup("bytes", product(MAIN, TRANS, zero=True), ROLES)
-    assert wgmma_versions(zero) == [] and without_wgmma(zero) is None, "int32 is not what tensor cores multiply"
+    assert wgmma_versions(zero) == [] and wgmma_refusal(zero) == Declined("it multiplies int32 and int8")
 
 
 WGMMA = "pd_wgmma_m64n128k32_u8s8("
@@ -173,11 +174,11 @@ def test_steps_that_the_compiler_can_count_do_not_spill() -> None:
 def test_products_that_stay_with_warps_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(CudaContractKernel, "versions", lambda self: ())  # the reasons do not depend on them
     plan = plan_of([node("MatMul", ["x", "w"], ["y"])], {"x": ("M", "K"), "w": ("K", "N")}, ["y"])
-    said = ["y: no wgmma: its column operand is not contiguous along the reduction"]
-    for arch, tf32, notes in ((ARCH, True, said), (ARCH, False, []), ("sm_80", True, [])):
-        builder = CudaBuilder(plan, arch, tf32)
-        builder.place(plan.groups[0])
-        assert builder.notes == notes
+    column = "its column operand is not contiguous along the reduction"
+    other = "the target is sm_80, not sm_90a"
+    for arch, tf32, why in ((ARCH, True, column), (ARCH, False, "it multiplies float32"), ("sm_80", True, other)):
+        (p,) = CudaBuilder(plan, arch, tf32).place(plan.groups[0])
+        assert ("warpgroups", why) in p.declined
 
 
 H200 = hardware.load("h200")

@@ -20,7 +20,7 @@ def offer(name: str, where: Serves | None = None) -> Offer:
     return Offer(lambda: (Kernel(name, ("n",), ONE),), where, reasons=(f"because of {name}",))
 
 
-def table(**rows: Offer | Declined) -> Sequence[Alternative[object]]:
+def table(**rows: Offer | Declined) -> Sequence[Alternative[object, Offer]]:
     return [Alternative(name, lambda _, row=row: row) for name, row in rows.items()]  # type: ignore[misc]
 
 
