@@ -68,4 +68,7 @@ def __getattr__(name: str) -> Any:
         return import_module("polydyn.backend")
     if name not in _LAZY:
         raise AttributeError(f"module 'polydyn' has no attribute {name!r}")
-    return getattr(import_module(_LAZY[name]), name)
+    from polydyn.errors import needing_packages
+
+    with needing_packages(f"polydyn.{name}"):
+        return getattr(import_module(_LAZY[name]), name)

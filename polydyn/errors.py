@@ -1,6 +1,7 @@
 """The error hierarchy of polydyn. Its root is in ``schedules/errors.py``, the lowest room.
 
-Every error names its subject (node, tensor, dim, rule) and a remedy for the user.
+Every error names its subject (node, tensor, dim, rule) and a remedy for the user. Most errors are also one of Python's
+(ValueError, NotImplementedError, FileNotFoundError ...), so that code which catches those catches them too.
 """
 
 from __future__ import annotations
@@ -20,38 +21,81 @@ __all__ = [
     "Declined",
     "InputError",
     "LegalityError",
+    "MissingFileError",
+    "MissingModelError",
+    "MissingPackageError",
     "ModelError",
     "PolydynError",
     "ScheduleError",
     "ShapeError",
+    "UnknownNameError",
     "UnsupportedError",
+    "WrongTypeError",
 ]
 
 
-class ModelError(PolydynError):
+class ModelError(PolydynError, ValueError):
     """The input violates ONNX: not a protobuf, truncated, unsorted, undefined names."""
 
 
-class UnsupportedError(PolydynError):
+class UnsupportedError(PolydynError, NotImplementedError):
     """A valid model uses something that is not supported (operator, attribute, dtype). The error names it."""
 
 
-class ShapeError(PolydynError):
+class ShapeError(PolydynError, ValueError):
     """Dims contradict each other, or a comparison that is needed at compile time is undecidable."""
 
 
-class InputError(PolydynError):
+class InputError(PolydynError, ValueError):
     """A call's inputs do not fit the program: name, dtype, rank, or a dim that violates a constraint."""
 
 
-class BuildError(PolydynError):
+class BuildError(PolydynError, RuntimeError):
     """A C compiler is missing or rejected generated code."""
 
 
-class ArtifactError(PolydynError):
+class ArtifactError(PolydynError, ValueError):
     """A saved program is damaged, or was compiled for another version or processor."""
 
 
+class WrongTypeError(InputError, TypeError):
+    """An argument has another type than the interface takes."""
+
+
+class UnknownNameError(InputError, KeyError):
+    """A name that the object does not have."""
+
+    def __str__(self) -> str:  # KeyError would put the message in quotes
+        return str(self.args[0])
+
+
+class MissingModelError(ModelError, FileNotFoundError):
+    """The file of a model does not exist."""
+
+
+class MissingFileError(ArtifactError, FileNotFoundError):
+    """The file of a saved program, or of records, does not exist."""
+
+
+class MissingPackageError(UnsupportedError, ModuleNotFoundError):
+    """A package that this function needs is not installed. A saved program runs with numpy alone."""
+
+
+@contextmanager
+def needing_packages(task: str) -> Iterator[None]:
+    """Raise MissingPackageError if a package that polydyn depends on is not installed. ``task``: what needs it."""
+    try:
+        yield
+    except ModuleNotFoundError as e:
+        if e.name not in DEPENDENCIES:
+            raise
+        raise MissingPackageError(
+            f"{task} needs the package {e.name}", rule="a saved program runs with numpy alone",
+            remedy="pip install polydyn, with its dependencies",
+        ) from e  # fmt: skip
+
+
+DEPENDENCIES = ("click", "islpy", "numpy", "onnx", "rich")
 PLACES = ("node", "tensor", "dim", "rule", "remedy")
 """Keyword arguments of ``PolydynError``."""
 NOT_OF_PLANS = (MemoryError, DebugError, BuildError, InputError, ArtifactError)

@@ -18,7 +18,7 @@ from polydyn.build.cache import cache_dir, cache_root
 from polydyn.build.eviction import cache_limit, grown, touch
 from polydyn.clock import measuring, section, timed
 from polydyn.debug import is_observed
-from polydyn.errors import ArtifactError, BuildError, FallbackWarning, PolydynError
+from polydyn.errors import ArtifactError, BuildError, FallbackWarning, PolydynError, needing_packages
 from polydyn.onnx_runtime import RUNS
 from polydyn.program_key import Arguments, program_key, sources_changed
 from polydyn.runtime.artifact import read_artifact
@@ -69,7 +69,8 @@ def compile(
     if cache:
         arguments = Arguments(target, dims or {}, options or Options(), records, symbols or {})
         return cached_program(model, arguments, threads=threads)
-    from polydyn.compiler import compile as compile_afresh
+    with needing_packages("polydyn.compile"):
+        from polydyn.compiler import compile as compile_afresh
 
     return compile_afresh(
         model, target=target, dims=dims, threads=threads, options=options, records=records, symbols=symbols
@@ -113,7 +114,7 @@ def stored_program(key: str, *, threads: int | None = None) -> Program | None:
 
 
 def _compile(model: ModelLike, arguments: Arguments, threads: int | None) -> Program:
-    with section("loading polydyn"):
+    with section("loading polydyn"), needing_packages("polydyn.compile"):
         from polydyn import compiler  # all passes: a stored program needs none
 
     return compiler.compile(model, threads=threads, **vars(arguments))

@@ -24,7 +24,7 @@ from polydyn.backends.options import Options
 from polydyn.build.cache import digest
 from polydyn.build.compiler import find_compiler
 from polydyn.build.features import data_cache, machine_features
-from polydyn.errors import BuildError, ModelError, UnsupportedError
+from polydyn.errors import BuildError, MissingModelError, ModelError, UnsupportedError
 from polydyn.shapes.sizes import Dims, sizes_by_name
 
 if TYPE_CHECKING:
@@ -178,7 +178,8 @@ def _read(path: Path) -> bytes:
         return path.read_bytes()
     except (OSError, ValueError) as e:  # ValueError: a path with a NUL
         why = getattr(e, "strerror", None) or e
-        raise ModelError(f"cannot read {path}: {why}", remedy="give the path of an .onnx file") from e
+        kind = MissingModelError if isinstance(e, FileNotFoundError) else ModelError
+        raise kind(f"cannot read {path}: {why}", remedy="give the path of an .onnx file") from e
 
 
 def _content(records: str | os.PathLike[str]) -> str:

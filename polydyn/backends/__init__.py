@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from polydyn.backends.options import Options
-from polydyn.errors import InputError
+from polydyn.errors import WrongTypeError
 
 if TYPE_CHECKING:
     from polydyn.backends.base import Target
@@ -15,9 +15,9 @@ __all__ = ["Options", "target_of"]
 
 def target_of(name: str, options: Options | None = None) -> Target:
     """Return the target of a name. UnsupportedError: no target has this name, or it does not support the options.
-    InputError: the options are of another class."""
+    WrongTypeError: the options are of another class."""
     if options is not None and not isinstance(options, Options):
-        raise InputError(
+        raise WrongTypeError(
             f"options is a {type(options).__name__}", rule="polydyn.Options", remedy="polydyn.Options(tf32=True)"
         )
     from polydyn.gpu.targets import is_cuda

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from polydyn.errors import InputError, UnsupportedError
+from polydyn.errors import InputError, UnknownNameError, UnsupportedError
 from polydyn.explore.reference import elements, reference
 from polydyn.graph.dtypes import numpy_dtype
 from polydyn.schedules import model as polyhedral
@@ -78,7 +78,11 @@ def draw(group: polyhedral.Group, sizes: Mapping[str, int], seed: int = 0) -> di
 
 
 def check_sizes(group: polyhedral.Group, sizes: Mapping[str, int]) -> None:
-    """Check that every parameter of the group has a size. InputError: one is missing."""
+    """Check that every parameter of the group has a size. InputError: one is missing. UnknownNameError: there is
+    another."""
+    if unknown := sorted(set(sizes) - set(group.params)):
+        sizes_of_group = ", ".join(group.params) or "none"
+        raise UnknownNameError(f"the group has no size {unknown[0]}", dim=unknown[0], remedy=f"it has {sizes_of_group}")
     missing = set(group.params) - set(sizes)
     if missing:
         raise InputError(f"no size is given for {min(missing)}", dim=min(missing), remedy="pass it by name")

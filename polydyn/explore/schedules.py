@@ -32,10 +32,12 @@ from polydyn.codegen.cpu.scheduled import ScheduledKernel
 from polydyn.codegen.cpu.target import CpuTarget, leaf_headers
 from polydyn.codegen.cuda.scheduled import ScheduledCudaKernel
 from polydyn.codegen.kernel import Kernel
+from polydyn.errors import UnsupportedError
 from polydyn.explore.checks import Checked, check_sizes, draw
 from polydyn.explore.cuda import CompiledCuda
 from polydyn.fusion.pipeline import fusion_plan, rewrite_graph
 from polydyn.fusion.plan import FusedGroup, FusionPlan
+from polydyn.gpu.targets import is_cuda
 from polydyn.graph.expand import import_model
 from polydyn.graph.importer import ModelLike
 from polydyn.lowering.argsort import lower_argsort
@@ -115,7 +117,7 @@ class Group:
         ScheduleError: it needs the passes of a kernel family. BuildError: the compiler fails.
         """
         prove(t)
-        processor = Cpu(target, Options()).processor
+        processor = _cpu(target).processor
         kernel = ScheduledKernel("explored", t, processor, sizes).build()
         return Compiled(self.polyhedral, kernel, processor, target)
 
@@ -130,8 +132,11 @@ class Group:
         return CompiledCuda(self.polyhedral, ScheduledCudaKernel("explored", t, sizes).build()[-1])
 
     def compiled(self, target: str = "cpu") -> Compiled:
-        """Return the kernel that ``polydyn.compile`` uses, with its default tile, for comparison."""
-        cpu = Cpu(target, Options())
+        """Return the kernel that ``polydyn.compile`` uses on a CPU, with its default tile, for comparison.
+
+        UnsupportedError: the target is unknown, or not a CPU.
+        """
+        cpu = _cpu(target)
         placed = cpu.builder(self.plan).build_group(self.fused)
         packs, constants = placed.lowered.packs, self.plan.graph.constants
         arrays = {a: pack(packs[b], constants) for a, b in placed.lowered.buffers.items() if b in packs}
@@ -161,6 +166,15 @@ def _lowered(plan: FusionPlan, g: FusedGroup) -> Group:
     else:
         lowered = form.lowered if form else lower_nest(plan, g)
     return Group(f"{g.kind} {g.outputs[0]}", g, plan, lowered, form.roles if form else None)
+
+
+def _cpu(target: str) -> Cpu:
+    if is_cuda(target):
+        raise UnsupportedError(
+            f"target {target} is not a CPU", rule="kernels of notebooks run on this processor",
+            remedy="group.cuda(t) generates the CUDA kernel of a schedule and runs it in the emulation",
+        )  # fmt: skip
+    return Cpu(target, Options())
 
 
 def tree(t: Scheduled) -> str:

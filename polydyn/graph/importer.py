@@ -17,7 +17,7 @@ import onnx.inliner
 import onnx.numpy_helper
 from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 
-from polydyn.errors import ModelError, PolydynError, UnsupportedError
+from polydyn.errors import MissingModelError, ModelError, PolydynError, UnsupportedError
 from polydyn.graph.check import check_names, check_node, check_text
 from polydyn.graph.dtypes import PACKED, numpy_dtype, onnx_dtype, unpacked
 from polydyn.graph.operators.registry import OnnxNode
@@ -240,7 +240,8 @@ def _parse(model: ModelLike) -> tuple[onnx.ModelProto, Path | None, str]:
             data, folder, subject = path.read_bytes(), path.resolve().parent, str(path)
         except (OSError, ValueError) as e:  # ValueError: a path with a NUL
             why = getattr(e, "strerror", None) or e
-            raise ModelError(f"cannot read {path}: {why}", remedy="give the path of an .onnx file") from e
+            kind = MissingModelError if isinstance(e, FileNotFoundError) else ModelError
+            raise kind(f"cannot read {path}: {why}", remedy="give the path of an .onnx file") from e
     else:
         raise ModelError(
             f"a {type(model).__name__} is not a model", remedy="give a path, bytes or an onnx.ModelProto",
@@ -362,6 +363,8 @@ class _Reader:
             if t.HasField("raw_data"):
                 return np.frombuffer(t.raw_data, dtype.newbyteorder("<") if dtype.kind != "V" else dtype).reshape(shape)
             return np.asarray(onnx.numpy_helper.to_array(t)).reshape(shape)
+        except PolydynError:
+            raise
         except (ValueError, TypeError, OverflowError, RuntimeError, OSError) as e:
             raise ModelError(
                 f"the data of constant {t.name} do not fit its shape {list(shape)}: {e}", tensor=t.name,

@@ -142,6 +142,8 @@ class _Reader:
             return missing
         try:
             return convert(entry)
+        except PolydynError:
+            raise
         except (TypeError, ValueError, AttributeError) as e:
             raise entry.refusal(f"{key} is {entry.plain()!r}", f"{key}: {KEYS[key]}") from e
 

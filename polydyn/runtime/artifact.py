@@ -28,7 +28,7 @@ import numpy.typing as npt
 
 from polydyn.build.cache import replacing
 from polydyn.build.features import architecture, machine_features
-from polydyn.errors import ArtifactError
+from polydyn.errors import ArtifactError, MissingFileError, PolydynError
 from polydyn.runtime.mapped import MappedFile
 from polydyn.runtime.plain_expressions import fold, unfold
 from polydyn.runtime.seal import SEAL, hash_of_parts, seal_weights
@@ -181,7 +181,10 @@ def read_artifact(path: str | os.PathLike[str], *, check_machine: bool = True) -
             mapped = weights.size > MAX_COPIED_BYTES
             file = MappedFile(path, WEIGHTS_OFFSET, weights.size, hashes.get(WEIGHTS, "")) if mapped else None
     except OSError as e:
-        raise ArtifactError(f"cannot read {path}: {e.strerror or e}", remedy="check the path") from e
+        kind = MissingFileError if isinstance(e, FileNotFoundError) else ArtifactError
+        raise kind(f"cannot read {path}: {e.strerror or e}", remedy="check the path") from e
+    except PolydynError:
+        raise
     except _BROKEN as e:
         raise _damaged(path, str(e)) from e
     for name, content in data.items():

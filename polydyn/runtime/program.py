@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from polydyn.build.features import available_cores
-from polydyn.errors import InputError, PolydynError
+from polydyn.errors import InputError, PolydynError, WrongTypeError
 from polydyn.runtime.artifact import Artifact, write_artifact
 from polydyn.runtime.bound import BoundCall, reject_conversions
 from polydyn.runtime.launch_times import LaunchTime, launch_times
@@ -42,6 +42,16 @@ def check_threads(threads: int | None) -> int:
     if isinstance(threads, bool) or not isinstance(threads, int) or not 1 <= threads <= MAX_THREADS:
         raise InputError(f"threads is {threads!r}", rule=f"1 to {MAX_THREADS}", remedy="leave it out for all cores")
     return threads
+
+
+def checked_feeds(feeds: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the inputs of a call. WrongTypeError: they are not a mapping."""
+    if isinstance(feeds, Mapping):
+        return feeds
+    raise WrongTypeError(
+        f"the inputs are {'None' if feeds is None else f'a {type(feeds).__name__}'}, not a mapping of arrays by name",
+        remedy="write run({'x': array}); run(None, feeds) is a method of polydyn.InferenceSession",
+    )
 
 
 def check_repeats(repeats: int) -> None:
@@ -109,8 +119,8 @@ class Program:
             results, targets = self._allocate(context, out, arrays, addresses)
             context.run(addresses, targets)
             return results
-        except InputError:
-            if not self._repeats(feeds):
+        except (InputError, TypeError):
+            if not self._repeats(checked_feeds(feeds)):
                 raise
         finally:
             self._free.append(context)
@@ -128,9 +138,9 @@ class Program:
             return False
         return any(a != b for a, b in pairs) and all(a == b or 1 in (a, b) for a, b in pairs)
 
-    def __call__(self, /, **feeds: Any) -> dict[str, Array]:
-        """Call ``run`` with inputs as keyword arguments."""
-        return self.run(feeds)
+    def __call__(self, feeds: Mapping[str, Any] | None = None, /, **named: Any) -> dict[str, Array]:
+        """Call ``run`` with inputs by name, as keyword arguments or in a mapping."""
+        return self.run(named if feeds is None else {**checked_feeds(feeds), **named})
 
     def __copy__(self) -> Program:
         return self  # the program is immutable, and two objects would free the library's program twice
@@ -151,7 +161,7 @@ class Program:
             results, targets = self._allocate(context, out, arrays, addresses)
         except BaseException as e:
             self._free.append(context)
-            if isinstance(e, InputError) and self._repeats(feeds):
+            if isinstance(e, InputError | TypeError) and self._repeats(checked_feeds(feeds)):
                 return self.general.bind(feeds, out)  # type: ignore[union-attr]
             raise
         contexts = [context]

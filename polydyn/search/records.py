@@ -21,7 +21,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from polydyn.errors import ArtifactError
+from polydyn.errors import ArtifactError, MissingFileError
 from polydyn.search.backbone import GroupKey, Tile, canonical, digest_of
 from polydyn.search.hardware import Hardware
 
@@ -94,7 +94,8 @@ class Records:
         p = Path(path)
         if not p.exists():
             if readonly:
-                raise _refusal(p, "does not exist", "give the path of an existing record file")
+                remedy = "give the path of an existing record file"
+                raise MissingFileError(f"record file {p} does not exist", rule="tuning records", remedy=remedy)
             _create(p)
         _check_header(p)
         uri = f"{p.absolute().as_uri()}?mode={'ro' if readonly else 'rw'}"

@@ -79,6 +79,8 @@ class Sizes:
                 int(low), high, int(rest[1]) if len(rest) == 2 else 1,
                 tuple(int(n) for n, _ in pairs), tuple(float(p) for _, p in pairs if p),
             )  # fmt: skip
+        except ShapeError:
+            raise
         except ValueError:
             raise ShapeError(
                 f"{text!r} does not describe sizes", rule="low:high:multiple@likely",

@@ -94,6 +94,17 @@ def test_equal_weights_are_stored_once() -> None:
     assert all(o % 64 == 0 for o in offsets.values())
 
 
+def test_inputs_by_keyword_and_in_a_mapping(saved: Path) -> None:
+    """``run(None, feeds)`` is ONNX Runtime's form."""
+    program, given = polydyn.load(saved), feeds(3, 7)
+    for got in (program(given), program(**given)):
+        assert [a.tobytes() for a in got.values()] == [a.tobytes() for a in program.run(given).values()]
+    for wrong in (lambda: program.run(None, given), lambda: program(3), lambda: program.bind([1])):  # type: ignore
+        with pytest.raises(TypeError, match="not a mapping") as e:
+            wrong()
+        assert isinstance(e.value, InputError)
+
+
 def test_refuses_every_truncation(saved: Path) -> None:
     data = saved.read_bytes()
     for size in [0, 1, 30, WEIGHTS_OFFSET - 1, WEIGHTS_OFFSET + 20, len(data) // 2, len(data) - 1]:
