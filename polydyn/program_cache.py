@@ -18,7 +18,14 @@ from polydyn.build.cache import cache_dir, cache_root
 from polydyn.build.eviction import cache_limit, grown, touch
 from polydyn.clock import measuring, section, timed
 from polydyn.debug import is_observed
-from polydyn.errors import ArtifactError, BuildError, FallbackWarning, PolydynError, needing_packages
+from polydyn.errors import (
+    ArtifactError,
+    BuildError,
+    FallbackWarning,
+    InputError,
+    PolydynError,
+    needing_packages,
+)
 from polydyn.onnx_runtime import RUNS
 from polydyn.program_key import Arguments, program_key, sources_changed
 from polydyn.runtime.artifact import read_artifact
@@ -32,6 +39,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Arguments", "cached_program", "compile", "stored_program"]
 
+STARTS = ("full", "quick")
+"""Values of ``start``."""
 KIND = "programs"
 """The folder of the cache."""
 UNKEYED = (PolydynError, TypeError, ValueError, AttributeError)
@@ -50,6 +59,7 @@ def compile(
     records: str | os.PathLike[str] | None = None,
     symbols: Symbols | None = None,
     cache: bool = True,
+    start: str = "full",
 ) -> Program:
     """Compile an ONNX model once, for every shape.
 
@@ -64,31 +74,37 @@ def compile(
     each axis of an input, None for an axis that does not change. ShapeError names the first constant that contradicts.
     ``cache``: use the program cache. A model that was compiled before (same model with its external data, arguments,
     records, polydyn and compiler) opens without being compiled again, and a new program is stored. With False it is
-    always compiled (kernels still come from the cache of objects). Raises PolydynError, see ``polydyn.errors``.
+    always compiled (kernels still come from the cache of objects). ``start``: with "quick" this returns at once if the
+    program is not stored. ONNX Runtime, if it is installed, or an evaluator in numpy answers calls while a process
+    compiles the model; then the compiled program takes over (docs/adr/0037-quick-start.md). Raises PolydynError, see
+    ``polydyn.errors``.
     """
+    check_start(start)
+    arguments = Arguments(target, dims or {}, options or Options(), records, symbols or {})
     if cache:
-        arguments = Arguments(target, dims or {}, options or Options(), records, symbols or {})
-        return cached_program(model, arguments, threads=threads)
-    with needing_packages("polydyn.compile"):
-        from polydyn.compiler import compile as compile_afresh
-
-    return compile_afresh(
-        model, target=target, dims=dims, threads=threads, options=options, records=records, symbols=symbols
-    )
+        return cached_program(model, arguments, threads=threads, start=start)
+    if start == "quick":
+        return _quick(model, arguments, threads, "")
+    return _compile(model, arguments, threads)
 
 
-def cached_program(model: ModelLike, arguments: Arguments | None = None, *, threads: int | None = None) -> Program:
+def cached_program(
+    model: ModelLike, arguments: Arguments | None = None, *, threads: int | None = None, start: str = "full"
+) -> Program:
     """Return the program of a model from the cache, or compile and store it.
 
-    ``Program.compilations`` is 0 for a cached program. It is always compiled if its compilation is observed
-    (``polydyn.debug``). Raises the errors of ``polydyn.compile``; a cache that cannot be written, or a damaged entry,
-    is not an error here.
+    ``start`` as for ``compile``. ``Program.compilations`` is 0 for a cached program. It is always compiled if its
+    compilation is observed (``polydyn.debug``). Raises the errors of ``polydyn.compile``; a cache that cannot be
+    written, or a damaged entry, is not an error here.
     """
     check_threads(threads)
+    check_start(start)
     arguments = arguments or Arguments()
     with measuring() as clock:
         key = _key(model, arguments)
         program = stored_program(key, threads=threads) if key else None
+        if program is None and start == "quick":
+            return _quick(model, arguments, threads, key)
         if program is None:
             program = _compile(model, arguments, threads)
             if key and key == _key(model, arguments):  # the model's file did not change meanwhile
@@ -111,6 +127,22 @@ def stored_program(key: str, *, threads: int | None = None) -> Program | None:
         if f") {RUNS}: " in note:
             warnings.warn(note, FallbackWarning, stacklevel=4)
     return open_program(artifact, threads=threads)
+
+
+def check_start(start: str) -> str:
+    """Return a value of ``start``. InputError: it is unknown."""
+    if start not in STARTS:
+        raise InputError(f"start is {start!r}", rule="start", remedy=" or ".join(map(repr, STARTS)))
+    return start
+
+
+def _quick(model: ModelLike, arguments: Arguments, threads: int | None, key: str) -> Program:
+    from polydyn.quick_start import quick_program  # only needed here
+
+    def compile_now() -> Program:
+        return cached_program(model, arguments, threads=threads) if key else _compile(model, arguments, threads)
+
+    return quick_program(model, arguments, threads, compile_now, key)
 
 
 def _compile(model: ModelLike, arguments: Arguments, threads: int | None) -> Program:

@@ -25,7 +25,7 @@ from polydyn.build.cache import digest
 from polydyn.build.compiler import find_compiler
 from polydyn.build.features import data_cache, machine_features
 from polydyn.errors import BuildError, MissingModelError, ModelError, UnsupportedError
-from polydyn.shapes.sizes import Dims, sizes_by_name
+from polydyn.shapes.sizes import Dims, Sizes, sizes_by_name
 
 if TYPE_CHECKING:
     import onnx
@@ -55,6 +55,12 @@ class Arguments:
         sizes_by_name(self.dims)
         if self.records is not None:
             _content(self.records)
+
+    @classmethod
+    def from_json(cls, data: Any) -> Arguments:
+        """Return the arguments of ``to_json``, in which ``records`` is a path."""
+        dims = {n: Sizes(**s) for n, s in data["dims"].items()}
+        return cls(data["target"], dims, Options(**data["options"]), data["records"], data["symbols"])
 
     def to_json(self) -> dict[str, Any]:
         """Return plain data that is equal for equal arguments. Records are identified by their content."""

@@ -40,22 +40,13 @@ def main(request: Path) -> None:
     partial.rename(request.with_name("result.json"))
 
 
-def arguments_of(data: Any) -> Any:
-    """Convert the plain data of ``Arguments.to_json``, with a path for records, to ``Arguments``."""
-    from polydyn.backends.options import Options
-    from polydyn.program_key import Arguments
-    from polydyn.shapes.sizes import Sizes
-
-    dims = {n: Sizes(**s) for n, s in data["dims"].items()}
-    return Arguments(data["target"], dims, Options(**data["options"]), data["records"], data["symbols"])
-
-
 def compile_step(data: Any) -> dict[str, Any]:
     """Write the artifact; return the facts for the report."""
     from polydyn.build.compiler import why_elsewhere
     from polydyn.program_cache import cached_program
+    from polydyn.program_key import Arguments
 
-    arguments = arguments_of(data["arguments"])
+    arguments = Arguments.from_json(data["arguments"])
     if why_elsewhere(arguments.target):
         return _cross_compile(data, vars(arguments))
     program = cached_program(data["model"], arguments, threads=data["threads"])
@@ -83,8 +74,9 @@ def _cross_compile(data: Any, arguments: dict[str, Any]) -> dict[str, Any]:
 def tune_step(data: Any) -> dict[str, Any]:
     """Add records to the shard; return the facts for the report."""
     import polydyn
+    from polydyn.program_key import Arguments
 
-    arguments = arguments_of(data["arguments"])
+    arguments = Arguments.from_json(data["arguments"])
     groups = polydyn.tune(
         data["model"], data["shard"], target=arguments.target, dims=arguments.dims, threads=data["threads"],
         options=arguments.options, trials=data["tune"]["trials"], seed=data["tune"]["seed"],

@@ -11,6 +11,7 @@ from typing import Any
 
 import polydyn
 from polydyn.build.compiler import Building, Library, architecture_of, build_library
+from polydyn.clock import section, unit_lines
 from polydyn.codegen.kernel import Block, Kernel, TensorMapOf
 from polydyn.debug import Level, show
 from polydyn.errors import BuildError
@@ -99,10 +100,12 @@ def build_artifact(plan: HostPlan, target: str = "cpu", building: Building | Non
         plan = replace(plan, notes=(*plan.notes, f"launch times are estimated for {device.name} ({device.arch})"))
         more = {"estimates": _device(device)}
     used = {n for launch in plan.launches for n in launch.buffers} | set(plan.outputs)
-    offsets, weights = pack_constants({n: a for n, a in plan.constants.items() if n in used})
+    with section("packing constants"):
+        offsets, weights = pack_constants({n: a for n, a in plan.constants.items() if n in used})
     if built is not None:  # a caller that launches a single version needs the offsets of its constants
         more["constants"] = {n: {"offset": o, "bytes": plan.constants[n].nbytes} for n, o in offsets.items()}
-    host = host_program(plan, offsets, int(weights.size))
+    with section("host program"):
+        host = host_program(plan, offsets, int(weights.size))
     show(Level.TEXTS, "", "host", lambda: host.text, "c")
     files = sources(plan.place) | plan.headers | {"host.c": host.text} | units
     units, headers = _split(files)
@@ -199,9 +202,12 @@ def kernel_units(plan: HostPlan) -> dict[str, str]:
 def _units(kernels: Sequence[Kernel], headers: Mapping[str, str], first: int = 0) -> dict[str, str]:
     """Return units of ``BATCH`` kernels each, numbered from ``first``."""
     includes = "\n".join(["#include <stdint.h>", *(f'#include "{h}"' for h in headers)])
-    parts = (kernels[start : start + BATCH] for start in range(0, len(kernels), BATCH))
-    texts = ("\n\n".join(k.text for k in part) for part in parts)
-    return {f"kernels_{number:03}.c": f"{includes}\n\n{text}\n" for number, text in enumerate(texts, first)}
+    units = {}
+    for number, start in enumerate(range(0, len(kernels), BATCH), first):
+        part, name = kernels[start : start + BATCH], f"kernels_{number:03}.c"
+        units[name] = "\n\n".join([includes, *(k.text for k in part)]) + "\n"
+        unit_lines(name, {k.name: k.text.count("\n") for k in part})
+    return units
 
 
 def _index_check(c: IndexCheck) -> dict[str, Any]:

@@ -94,8 +94,8 @@ class SessionOptions(_Entries):
     and can be opened as a session), ``add_free_dimension_override_by_name`` and ``..._by_denotation``, and the config
     entries ``polydyn.dim.NAME`` ("1:64", like ``--dim``), ``polydyn.records``, ``polydyn.strategy``,
     ``polydyn.without`` ("stitch,merge"), ``polydyn.tf32`` ("1"), ``polydyn.precision`` ("bf16", "3xtf32"),
-    ``polydyn.winograd`` ("4"), ``polydyn.fallback`` ("onnxruntime") and ``polydyn.target``. The options in
-    ``NO_MEANING`` have no effect.
+    ``polydyn.winograd`` ("4"), ``polydyn.fallback`` ("onnxruntime"), ``polydyn.target`` and ``polydyn.start``
+    ("quick"). The options in ``NO_MEANING`` have no effect.
     """
 
     _VALUES: Mapping[str, Any] = {
@@ -140,6 +140,12 @@ class SessionOptions(_Entries):
         """Threads per call; None for all cores."""
         return int(self.intra_op_num_threads) or None
 
+    @property
+    def start(self) -> str:
+        """The argument ``start`` of ``polydyn.compile``."""
+        start: str = self.entries.get(f"{PREFIX}start", "full")
+        return start
+
     def arguments(self, target: str, denoted: Mapping[str, list[str]]) -> Arguments:
         """Return the arguments to compile with. ``denoted`` maps a denotation to names of the model's dims. InputError:
         an entry is wrong."""
@@ -151,7 +157,7 @@ class SessionOptions(_Entries):
                     remedy="use add_free_dimension_override_by_name",
                 )  # fmt: skip
             dims |= dict.fromkeys(denoted[denotation], sizes)
-        known = {"records", "strategy", "without", "tf32", "target", "fallback", "precision", "winograd"}
+        known = {"start", "records", "strategy", "without", "tf32", "target", "fallback", "precision", "winograd"}
         values: dict[str, str] = {}
         for key, value in self.entries.items():
             name = key.removeprefix(PREFIX)

@@ -88,7 +88,9 @@ class InferenceSession(Refusing):
         if saved is None:
             denoted = _denoted(_headers(self._model)) if self._options.denotations else {}
             arguments = self._options.arguments(target, denoted)
-            self.program: Program = cached_program(self._model, arguments, threads=self._options.threads)
+            self.program: Program = cached_program(
+                self._model, arguments, threads=self._options.threads, start=self._options.start
+            )
         else:
             self.program = load(saved, threads=self._options.threads)
             if ("cuda" in self.program.manifest) != (self._provider == CUDA):

@@ -86,13 +86,16 @@ class _Call:
         said = replace(settings.arguments, dims=_named_dims(settings.arguments.dims, symbols, model))
         target = said.target or (_cuda_target(tensors) if self._on_device else "cpu")
         try:
-            self.program = cached_program(model, replace(said, target=target), threads=settings.threads)
+            self.program = cached_program(
+                model, replace(said, target=target), threads=settings.threads, start=settings.start
+            )
         except PolydynError as e:
             raise placed(e, model) from e
         self._names = [i.name for i in model.graph.input]
         self._results = [(o.name, r.dtype) for o, r in zip(model.graph.output, capture.outputs.roots, strict=True)]
         self._outputs = capture.outputs
-        log.info("a graph of %d kernels, target %s", self.program.kernel_count, target)
+        if settings.start == "full":  # else this would wait for the compilation
+            log.info("a graph of %d kernels, target %s", self.program.kernel_count, target)
 
     def __call__(self, arguments: Sequence[Any]) -> tuple[Any, ...]:
         self._frozen.check(arguments)

@@ -10,6 +10,7 @@ from typing import Any
 
 from polydyn.backends.options import Options
 from polydyn.errors import InputError
+from polydyn.program_cache import check_start
 from polydyn.program_key import Arguments
 from polydyn.runtime.program import check_threads
 
@@ -19,7 +20,7 @@ CHOICES = ("without", "strategy", "tf32", "precision", "winograd")
 """Options that are fields of ``polydyn.Options``."""
 AXIS = re.compile(r".+\[\d+\]")
 """A name in ``dims``: an argument and its axis."""
-NAMES = {"strict", "freeze", "threads", "target", "dims", "records", *CHOICES}
+NAMES = {"strict", "freeze", "threads", "start", "target", "dims", "records", *CHOICES}
 
 
 @dataclass(frozen=True)
@@ -27,13 +28,15 @@ class Settings:
     """The ``options`` of ``torch.compile``.
 
     ``strict``: raise rejections. ``freeze``: parameters are constants of the program, packed for its kernels; a call
-    after one of them has changed runs in torch. The others are arguments of ``polydyn.compile``.
+    after one of them has changed runs in torch. ``start``: with "quick" ONNX Runtime answers calls while a process
+    compiles the graph. The others are arguments of ``polydyn.compile``.
     """
 
     arguments: Arguments
     threads: int | None = None
     strict: bool = False
     freeze: bool = False
+    start: str = "full"
 
     @classmethod
     def of(cls, options: Mapping[str, Any] | None) -> Settings:
@@ -50,7 +53,8 @@ class Settings:
                 raise InputError(f"{name} is {said[name]!r}", rule="options", remedy="True or False")
         check_threads(said.get("threads"))
         arguments.check()
-        return cls(arguments, said.get("threads"), said.get("strict", False), said.get("freeze", False))
+        strict, freeze, start = said.get("strict", False), said.get("freeze", False), said.get("start", "full")
+        return cls(arguments, said.get("threads"), strict, freeze, check_start(start))
 
     def for_graph(self, symbols: Mapping[str, Mapping[int, str]]) -> Settings:
         """Return the settings of one graph, with sizes by torch's symbols.

@@ -24,8 +24,8 @@ ORDER = [
 STAGES = ["group", "laws", "solution", "tree", "proof"]
 """The folders of ``schedules/``: each may import itself and the folders before it."""
 TOP = {
-    "compiler", "checked", "cli", "extend", "explore", "backend", "program_cache", "program_key", "session", "jobs",
-    "torch_backend", "testing", "verification", "__init__", "__main__",
+    "compiler", "checked", "cli", "extend", "explore", "backend", "program_cache", "program_key", "quick_start",
+    "session", "jobs", "torch_backend", "testing", "verification", "__init__", "__main__",
 }  # fmt: skip
 AFTER_IMPORT = [
     "schedules", "codegen", "polydyn/fusion", "polydyn/lowering", "polydyn/build", "polydyn/program", "polydyn/runtime",
