@@ -45,10 +45,6 @@ class TiledGroup:
     coincident: tuple[str, ...]
     extents: dict[str, Index]
 
-    def coordinates(self) -> dict[str, tuple[str, ...]]:
-        """Return statement -> its coordinates."""
-        return {s.name: s.coords for s in self.statements}
-
 
 @dataclass(frozen=True)
 class AttentionParts:

@@ -57,21 +57,6 @@ class Skeleton:
     facts: tuple[Condition, ...]
     env: tuple[tuple[str, Index], ...]
 
-    def lift(self, e: Index) -> Index:
-        """Return an expression over the group's parameters as one over the skeleton's.
-
-        A number that is an extent becomes its parameter. The caller must check that the result has the value
-        (``lower``).
-        """
-        numbers = {v.constant: n for n, v in self.env if v.constant is not None}
-        if e.constant in numbers and e.constant is not None:
-            return Index.of(numbers[e.constant])
-        return e.subs({str(v): n for n, v in self.env if v.is_symbol})
-
-    def lower(self, e: Index) -> Index:
-        """Return an expression over the skeleton's parameters as one of the group."""
-        return e.subs(dict(self.env))
-
 
 def skeleton(group: Group) -> Skeleton | None:
     """Return the skeleton of a group, or None if it reads its own results at positions known only at run time."""

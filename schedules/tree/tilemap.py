@@ -204,10 +204,6 @@ class TileMap:
                 out[x.digits[0]] = rest
         return out | {d: V(d.name) for d in view.hidden}
 
-    def iterator(self, statement: str, name: str) -> Index:
-        """Return the element of an iterator of the group, in the statement's coordinates."""
-        return self.element(statement, self.iterators[statement, name])
-
     def environment(self, statement: str) -> dict[str, Index]:
         """Return iterator -> its element, for all iterators whose digits the statement runs."""
         run = set(self.views[statement].digits)
@@ -217,30 +213,6 @@ class TileMap:
             if s == statement and run.issuperset(self.axes[axis])
         }
         return out | {it: e.subs(out) for it, e in self.derived.items() if e.symbols() & out.keys()}
-
-    def subscripts(self, statement: str, index: tuple[Index, ...]) -> tuple[Index, ...]:
-        """Return subscripts over the group's iterators in the statement's coordinates."""
-        env = self.environment(statement)
-        return tuple(i.subs(env) for i in index)
-
-    def coordinates(self, statement: str) -> dict[Coord, Index]:
-        """Return the inverse of ``element``: each coordinate as a function of the axes (by the lemma a bijection).
-
-        Loops at a first or last step have that step. Only for axes without origins and without shares of uneven parts.
-        """
-        value_of: dict[Digit, Index] = {}
-        for axis, digits in self.axes.items():
-            rest = V(axis)
-            for d in reversed(digits[1:]):
-                value_of[d], rest = rest % d.size, rest // d.size
-            value_of[digits[0]] = rest
-        out: dict[Coord, Index] = {}
-        for x in self.views[statement].loops:
-            value = ZERO
-            for d in x.digits:
-                value = value * d.size + value_of[d]
-            out[x.coord] = value if x.at is None else ZERO if x.at is End.FIRST else x.extent - 1
-        return out
 
     # -- sizes ---------------------------------------------------------------------------------------------------
 

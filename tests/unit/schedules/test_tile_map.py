@@ -44,14 +44,6 @@ def test_digits_are_unique_and_in_the_order_of_elements(sizes: list[int], extent
     assert elements == list(range(len(points))) and len(points) >= extent
 
 
-@given(SIZES, st.integers(0, 200))
-def test_coordinates_are_the_inverse_of_the_element(sizes: list[int], x: int) -> None:
-    m = digits(sizes, 201)
-    env = {str(k): i.evaluate({"x": x, "T": 201}) for k, i in m.coordinates("S").items()}
-    assert m.element("S", "x").evaluate(env) == x
-    assert all(0 <= env[d.name] < int(d.size) for d in m.axes["x"][1:])
-
-
 @given(st.integers(0, 60), st.integers(1, 7), st.integers(1, 9))
 def test_shares_and_even_tiles_part_an_axis_in_order(extent: int, size: int, blocks: int) -> None:
     """The lemma for uneven parts: they are consecutive, cover all, and none is larger than its digit."""
