@@ -19,7 +19,7 @@ from polydyn.codegen.passes.prefetch import STREAM, prefetch_ahead
 from polydyn.codegen.passes.registers import partial_unroll, split_chains
 from polydyn.codegen.pipeline import Step
 from polydyn.schedules.expr import NIBBLES
-from polydyn.schedules.index import ONE, Index
+from polydyn.schedules.index import ONE
 from polydyn.schedules.tree.names import p
 
 FEW_ROWS = 64
@@ -28,7 +28,6 @@ ROWS = 4
 """Rows of a register tile. Each sum has a second one for the current block."""
 SUMS = 6
 """Maximum number of sums that are split into two chains each, which hides the latency of an addition."""
-V = Index.of
 
 
 def tile_vectors(core: Core) -> int:

@@ -25,7 +25,6 @@ from polydyn.schedules.model import Array, stored
 
 LONG_SUFFIX = " int64"
 """Suffix of the version names with 64-bit indices."""
-V = Index.of
 
 
 def bound_names(arrays: Mapping[str, Array], symbols: Sequence[str]) -> tuple[str, ...]:

@@ -20,7 +20,6 @@ from polydyn.testing.torch_aten import functions
 from polydyn.testing.torch_check import Case, Session
 from polydyn.testing.torch_values import FLOATS_OF_8_BITS, laid_out, random_tensor
 
-Step = Callable[[list[torch.Tensor]], Any]
 SIZES = (2, 3, 4, 5, 7)
 EDGES = (0, 1)
 MAX_ELEMENTS = 20000

@@ -7,7 +7,6 @@ that an element of the output holds: a bound of error that follows from the call
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -175,11 +174,6 @@ class Reference:
         if other is None or not isinstance(other[leaf], torch.Tensor) or other[leaf].shape != exact.shape:
             return None
         return other[leaf].double()
-
-
-def overflows(x: float, dtype: Any) -> bool:
-    """Return whether a number is infinite in a type."""
-    return math.isfinite(x) and not math.isfinite(float(torch.tensor(x, dtype=torch.float64).to(dtype)))
 
 
 def leaves(x: Any) -> Sequence[Any]:
