@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import logging
 import os
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -37,6 +38,7 @@ from polydyn.program.plan import HostPlan
 from polydyn.program.show import show_host_plan
 from polydyn.runtime.artifact import Artifact, write_artifact
 from polydyn.runtime.composite import with_general
+from polydyn.runtime.explain import refused_sizes
 from polydyn.runtime.expressions import to_json
 from polydyn.runtime.opening import open_program
 from polydyn.runtime.overrides import with_overrides
@@ -47,6 +49,8 @@ from polydyn.search.records import Records
 from polydyn.shapes.sizes import Dims, sizes_by_name
 
 __all__ = ["Options", "compile", "compile_artifact", "plan_graph", "plan_program"]
+
+log = logging.getLogger("polydyn")
 
 MAX_FREE_BYTES = 1 << 20
 """Maximum total bytes of initializers that are inputs too, so that calls may override them. Otherwise they are
@@ -144,6 +148,8 @@ def _artifact(
     said = {"metadata": dict(graph.metadata)} | ({"host": dict(graph.host)} if graph.host else {})
     del graph  # its constants are packed by now
     artifact, compiled = build()
+    for sentence in refused_sizes(artifact.manifest).values():
+        log.warning(sentence)
     artifact = _named(artifact, copies)
     if guessed and not backend.on_device:
         general = partial(read, general=True)

@@ -91,16 +91,21 @@ def _limit(program: Program) -> float:
     return max(TOLERANCE, *(8 * UNITS.get(o["dtype"], 0.0) for o in program.manifest["outputs"]))
 
 
+MAX_CATEGORIES = 4
+"""Maximum number of sizes of one dim that are drawn as categories. More are drawn on an axis of numbers."""
+
+
 def _draw(path: Path, model: str, rows: list[dict[str, Any]]) -> None:
-    """Plot the times over the dim that varies, or over the number of the shape if several dims vary. InputError: the
+    """Plot the times over the dim that varies, or over the shapes as categories if several or none do. InputError: the
     file is not writable."""
     from polydyn.explore.pictures import lines
 
     dims = [n for n in rows[0]["shape"] if len({r["shape"].get(n) for r in rows}) > 1]
-    xs = [float(r["shape"][dims[0]]) for r in rows] if len(dims) == 1 else list(map(float, range(len(rows))))
+    numeric = len(dims) == 1 and len(rows) > MAX_CATEGORIES
+    xs = [float(r["shape"][dims[0]]) for r in rows] if numeric else list(map(float, range(len(rows))))
     series = {n: {x: r["ms"][n] / 1e3 for x, r in zip(xs, rows, strict=True)} for n in rows[0]["ms"]}
-    x = dims[0] if len(dims) == 1 else "number of the shape: " + "  ".join(_text(r["shape"]) for r in rows)
-    lines(series, x, "s", f"{model}: seconds of a call").save(path)
+    names = [] if numeric else [_text(r["shape"]) for r in rows]
+    lines(series, dims[0] if numeric else "", "s", f"{model}: seconds of a call", names=names).save(path)
 
 
 def _measured(
@@ -198,7 +203,8 @@ def _row(r: Mapping[str, Any]) -> tuple[str, ...]:
 @click.argument("model")
 @click.option("--shape", type=sizes, metavar="B=1,L=8", help="Sizes for generated inputs, as in B=1,L=8.")
 @click.option("--input", "files", multiple=True, help="An input from a file, as in name=array.npy.")
-@click.option("--tolerance", default=TOLERANCE, show_default=True, help="Tolerance of floats, relative to the scale.")
+@click.option("--tolerance", default=TOLERANCE, show_default=True, type=click.FloatRange(min=0),
+              help="Tolerance of floats, relative to the scale.")
 @as_json
 @of_machine
 def verify(

@@ -40,11 +40,17 @@ REPORTED_FEATURES = ("avx2", "fma", "avx512f", "avx512_vnni", "avx512_bf16", "am
 
 @dataclass(frozen=True)
 class Finding:
-    """One line of the report: the subject, the result, and whether polydyn can work with it."""
+    """One line of the report: the subject, the result, whether polydyn can work with it, and whether something optional
+    is absent."""
 
     what: str
     text: str
     ok: bool = True
+    absent: bool = False
+
+    def __str__(self) -> str:
+        mark = "--" if not self.ok else "no" if self.absent else "ok"
+        return f"{mark}  {self.what}: {self.text}"
 
 
 def findings() -> Iterator[Finding]:
@@ -88,4 +94,4 @@ def _packages(subject: str, names: tuple[str, ...], needed: bool) -> Finding:
         except PackageNotFoundError:
             missing.append(name)
     text = ", ".join([*installed, *(f"{m} is not installed" for m in missing)])
-    return Finding(subject, text, ok=not (needed and missing))
+    return Finding(subject, text, ok=not (needed and missing), absent=bool(missing))

@@ -50,7 +50,7 @@ def compile_(model: str, output: str, timing: bool, as_json: bool, settings: Com
     facts |= {"timing": program.timing.to_json()} if timing and program.timing else {}
     answer(
         as_json, facts, *([f"{program.timing}\n"] if timing else []),
-        f"compiled in {seconds:.1f} s: {len(program.launches)} kernels, {program.kernel_count} unique, "
+        f"compiled in {seconds:.1f} s: {len(program.launches)} launches, {program.kernel_count} kernels, "
         f"{program.compilations} translation units compiled (the others were in the cache), peak memory {peak:.0f} MB",
         f"{output}: {size / 1e6:.1f} MB",
     )  # fmt: skip
@@ -111,7 +111,7 @@ def run(
 @of_machine
 def inspect(program: str, as_json: bool, settings: CompileSettings) -> None:
     """Show the inputs, outputs, guards, kernels and notes of PROGRAM (an artifact or a model)."""
-    from polydyn.runtime.explain import declared
+    from polydyn.runtime.explain import declared, refused_sizes
 
     opened = settings.open(program)
     m = opened.manifest
@@ -128,6 +128,7 @@ def inspect(program: str, as_json: bool, settings: CompileSettings) -> None:
         "inputs": [f"{n}: {t}" for n, t in opened.inputs.items()],
         "outputs": [f"{n}: {t}" for n, t in opened.outputs.items()],
         "compiled for": [f"{name}: {sizes}" for name, sizes in declared(m).items()] or ["any size of every symbol"],
+        **({"sizes of these that the model refuses": list(refused.values())} if (refused := refused_sizes(m)) else {}),
         "guards, checked on every call": opened.guards,
         "indices, checked on every call": [f"{c['rule']}: {c['message']}" for c in m["index_checks"]],
         "host operators": opened.steps or ["none: every operator is compiled (native: 0, python: 0)"],
@@ -239,5 +240,5 @@ def doctor(as_json: bool) -> None:
     from polydyn.cli.doctor import findings
 
     report = list(findings())
-    answer(as_json, [asdict(f) for f in report], *(f"{'ok ' if f.ok else '-- '} {f.what}: {f.text}" for f in report))
+    answer(as_json, [asdict(f) for f in report], *map(str, report))
     sys.exit(0 if all(f.ok for f in report) else 1)

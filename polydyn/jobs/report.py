@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html
+import os
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,14 +12,32 @@ from polydyn.build.cache import write_atomically
 from polydyn.jobs.ledger import DONE, Attempt, Ledger, latest
 
 STYLE = """
-body { font: 15px/1.5 system-ui, sans-serif; margin: 2rem auto; max-width: 72rem; color: #1c2330; padding: 0 1rem }
+:root { color-scheme: light dark; --ink: #1c2330; --line: #c7cedb; --soft: #5b6577; --bad: #a1260d; --good: #17603a }
+@media (prefers-color-scheme: dark) {
+  :root { --ink: #e3e7ee; --line: #454d5c; --soft: #9aa4b5; --bad: #ff9a85; --good: #7fd0a3 }
+}
+body { font: 15px/1.5 system-ui, sans-serif; margin: 2rem auto; max-width: 72rem; color: var(--ink); padding: 0 1rem }
+.wide { overflow-x: auto } td { overflow-wrap: anywhere; min-width: 4rem } th { cursor: pointer }
 table { border-collapse: collapse; width: 100% } th, td { text-align: left; padding: .3rem .6rem; vertical-align: top }
-th { border-bottom: 2px solid #c7cedb } tr + tr td { border-top: 1px solid #e6e9f0 } td.n { text-align: right }
-.done { color: #17603a } .failed, .died, .timeout, .memory, .lost, .interrupted { color: #a1260d }
-pre { background: #f4f6fa; padding: .6rem; overflow-x: auto; max-height: 24rem } small { color: #5b6577 }
-svg text { font: 11px system-ui, sans-serif; fill: #1c2330 } .bars rect { fill: #5377c2 } .bars .bad { fill: #c2573f }
+th { border-bottom: 2px solid var(--line) } tr + tr td { border-top: 1px solid var(--line) } td.n { text-align: right }
+.done { color: var(--good) } .failed, .died, .timeout, .memory, .lost, .interrupted { color: var(--bad) }
+pre { border: 1px solid var(--line); padding: .6rem; overflow-x: auto; max-height: 24rem } small { color: var(--soft) }
+svg text { font: 11px system-ui, sans-serif; fill: var(--ink) }
+.bars rect { fill: #5377c2 } .bars .bad { fill: #c2573f }
 """
+SCRIPT = """
+const box = document.querySelector('input'), rows = [...document.querySelectorAll('tbody tr')]
+box.oninput = () => rows.forEach(r => r.hidden = !r.textContent.includes(box.value))
+document.querySelectorAll('th').forEach((h, k) => h.onclick = () => {
+  const text = r => r.cells[k].textContent, up = h.dataset.up = h.dataset.up == '1' ? '' : '1'
+  rows.sort((a, b) => (up ? 1 : -1) * text(a).localeCompare(text(b), undefined, {numeric: true}))
+  rows.forEach(r => r.parentNode.append(r))
+})
+"""
+"""Filters the table of steps by text, and sorts it by a column."""
 WIDTH, ROW = 900, 18
+LABEL = 44
+"""Maximum characters of a label in the timeline."""
 MAX_ATTEMPTS_SHOWN = 400
 """Maximum number of attempts in the timeline."""
 
@@ -40,11 +59,14 @@ def write_report(ledger: Ledger, name: str, path: Path) -> None:
         f"<h1>{html.escape(name)}</h1><p>Run {number}, {_date(began)}, {end}, polydyn {version}, workers: "
         f"{html.escape(workers)}.<br>Steps of this run: {summary}; {len(now)} attempts.</p>",
         f"<h2>Time of each attempt</h2>{timeline(now, began)}",
-        f"<h2>Steps</h2>{_table(final, before)}",
+        f"<h2>Steps</h2><input type=search placeholder=filter>{_table(final, before)}",
         f"<h2>Logs</h2>{''.join(map(_log, now))}",
     ]
-    head = f"<!doctype html><html lang=en><meta charset=utf-8><title>{html.escape(name)}</title><style>{STYLE}</style>"
-    write_atomically(path, (head + "".join(parts) + "</html>\n").encode())
+    head = (
+        "<!doctype html><html lang=en><meta charset=utf-8><meta name=viewport content='width=device-width'>"
+        f"<title>{html.escape(name)}</title><style>{STYLE}</style>"
+    )
+    write_atomically(path, f"{head}{''.join(parts)}<script>{SCRIPT}</script></html>\n".encode())
 
 
 def timeline(attempts: Sequence[Attempt], began: float) -> str:
@@ -52,13 +74,14 @@ def timeline(attempts: Sequence[Attempt], began: float) -> str:
     shown = list(attempts)[-MAX_ATTEMPTS_SHOWN:]
     if not shown:
         return "<p>none</p>"
+    names = _short([a.job for a in shown])
     span = max((a.ended or a.began) for a in shown) - began or 1.0
     rows = []
     for k, a in enumerate(shown):
         left = 300 + (WIDTH - 320) * (a.began - began) / span
         wide = max((WIDTH - 320) * ((a.ended or a.began) - a.began) / span, 2.0)
         kind = "" if a.outcome == DONE else " class=bad"
-        label = html.escape(a.job if len(a.job) <= 44 else f"…{a.job[-43:]}")
+        label = html.escape(names[k])
         title = html.escape(f"{a.job}: {a.outcome}, {(a.ended or a.began) - a.began:.1f} s, attempt {a.number}")
         rows.append(
             f"<g><title>{title}</title><text x=0 y={k * ROW + 13}>{label}</text>"
@@ -71,8 +94,8 @@ def timeline(attempts: Sequence[Attempt], began: float) -> str:
 
 def _table(final: dict[str, Attempt], before: dict[str, Attempt]) -> str:
     head = "step,outcome,attempts,seconds,peak MB,result,last run"
-    rows = [f"<tr>{''.join(f'<th>{h}' for h in head.split(','))}"]
-    for job, a in sorted(final.items()):
+    rows = [f"<thead><tr>{''.join(f'<th>{h}' for h in head.split(','))}</thead><tbody>"]
+    for job, a in sorted(final.items(), key=lambda x: (x[1].outcome == DONE, x[0])):  # failures first
         f = a.facts
         cells = [
             f"<td>{html.escape(job)}", f'<td class="{a.outcome}">{a.outcome}', f"<td class=n>{a.number}",
@@ -81,7 +104,15 @@ def _table(final: dict[str, Attempt], before: dict[str, Attempt]) -> str:
             f"<td>{_compared(a, before.get(job))}",
         ]  # fmt: skip
         rows.append(f"<tr>{''.join(cells)}")
-    return f"<table>{''.join(rows)}</table>"
+    return f"<div class=wide><table>{''.join(rows)}</tbody></table></div>"
+
+
+def _short(names: Sequence[str]) -> list[str]:
+    """Return names of at most ``LABEL`` characters without the folders that all share; long ones lose their middle."""
+    shared = os.path.commonpath(names) if len({*names}) > 1 and not any(map(os.path.isabs, names)) else ""
+    cut = [n[len(shared) + 1 :] if shared else n for n in names]
+    half = (LABEL - 1) // 2
+    return [n if len(n) <= LABEL else f"{n[:half]}…{n[-half:]}" for n in cut]
 
 
 def _result(a: Attempt) -> str:

@@ -340,4 +340,4 @@ def _summary(step: Step, facts: dict[str, Any]) -> str:
     seconds = f"{facts.get('seconds', 0.0):.1f} s"
     if step.kind == "tune":
         return f"{facts.get('groups', 0)} groups tuned, {facts.get('measured', 0)} measured, {seconds}"
-    return f"{facts.get('launches', 0)} kernels, {facts.get('kernels', 0)} unique, {seconds}"
+    return f"{facts.get('launches', 0)} launches, {facts.get('kernels', 0)} kernels, {seconds}"

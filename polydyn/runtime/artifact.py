@@ -206,9 +206,10 @@ def read_artifact(path: str | os.PathLike[str], *, check_machine: bool = True) -
 
 
 def _damaged(path: str | os.PathLike[str], problem: str) -> ArtifactError:
-    return ArtifactError(
-        f"{path} is damaged or not a polydyn artifact: {problem}", remedy="copy it again, or compile the model again"
-    )
+    remedy = "copy it again, or compile the model again"
+    if not is_artifact(path):
+        remedy = "if it is a model, compile it first: polydyn compile MODEL -o FILE"
+    return ArtifactError(f"{path} is damaged or not a polydyn artifact: {problem}", remedy=remedy)
 
 
 def _read_manifest(z: zipfile.ZipFile, path: str | os.PathLike[str]) -> dict[str, Any]:

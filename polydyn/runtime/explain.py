@@ -5,6 +5,8 @@ Everything comes from the manifest, so a loaded artifact can be explained withou
 
 from __future__ import annotations
 
+import shutil
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import prod
@@ -134,9 +136,20 @@ def _some(labels: Sequence[str]) -> str:
     return ", ".join(labels[:SHOWN_LABELS]) + f" and {more} more" * (more > 0)
 
 
+MIN_LABEL = 16
+"""Minimum characters of a label that is cut to fit a terminal."""
+
+
 def text_table(heading: Sequence[str], rows: Sequence[Sequence[str]], width: int = 60) -> str:
-    """Format columns of text: the first two left-aligned, the others right; long labels are cut at the start."""
-    cut = [[c if len(c) <= width else "…" + c[-width + 1 :] for c in row] for row in [heading, *rows]]
+    """Format columns of text: the first two left-aligned, the others right; long labels are cut at the start. On a
+    terminal, labels become as short as its width demands, down to ``MIN_LABEL`` characters."""
+    every = [heading, *rows]
+    if sys.stdout.isatty():
+        longest = [max(map(len, column)) for column in zip(*every, strict=True)]
+        columns = shutil.get_terminal_size().columns
+        while width > MIN_LABEL and sum(min(n, width) + 2 for n in longest) - 2 > columns:
+            width -= 1
+    cut = [[c if len(c) <= width else "…" + c[-width + 1 :] for c in row] for row in every]
     widths = [max(map(len, column)) for column in zip(*cut, strict=True)]
     lines = [
         "  ".join(c.ljust(w) if i < 2 else c.rjust(w) for i, (c, w) in enumerate(zip(row, widths, strict=True)))
@@ -158,24 +171,53 @@ def resolve_dims(manifest: Mapping[str, Any], dims: Mapping[str, int]) -> dict[s
             )
         if isinstance(size, bool) or not isinstance(size, int) or size < 0:
             raise InputError(f"{size!r} is not a size", dim=name, remedy="give an integer >= 0")
-    values = dict(dims)
-    equations = [(g["left"], g["right"]) for g in manifest["guards"] if g["relation"] == "=="]
-    equations += [(b, a) for a, b in equations]
-    for _ in range(len(known)):
-        for a, b in equations:
-            if isinstance(a, str) and a not in values and symbols_of(b) <= values.keys():
-                values[a] = evaluate(b, values)
-    missing = [s for s in known if s not in values]
+    values = _with_equations(manifest, dims)
+    missing, enough = [], values
+    for symbol in known:  # only sizes that do not follow from the sizes before them
+        if symbol not in enough:
+            missing.append(symbol)
+            enough = _with_equations(manifest, {**enough, symbol: EXAMPLE})
     if missing:
         raise InputError(
             f"no size is given for {', '.join(f'{s} ({known[s]})' for s in missing)}",
-            dim=missing[0], remedy=f"give them too, as in {', '.join(f'{s}=8' for s in missing)}",
+            dim=missing[0], remedy=f"give them too, as in {','.join(f'{s}={EXAMPLE}' for s in missing)}",
         )  # fmt: skip
     for g in manifest["guards"]:
         a, b = evaluate(g["left"], values), evaluate(g["right"], values)
         if not holds(a, g["relation"], b):
             raise InputError(g["message"], rule=f"{g['rule']}, here {a} and {b}")
     return {s: values[s] for s in known}
+
+
+EXAMPLE = 8
+"""A size for remedies."""
+
+
+def _with_equations(manifest: Mapping[str, Any], dims: Mapping[str, int]) -> dict[str, int]:
+    """Return sizes with those that follow from guards that are equations."""
+    values = dict(dims)
+    equations = [(g["left"], g["right"]) for g in manifest["guards"] if g["relation"] == "=="]
+    equations += [(b, a) for a, b in equations]
+    for _ in manifest["symbols"]:
+        for a, b in equations:
+            if isinstance(a, str) and a not in values and symbols_of(b) <= values.keys():
+                values[a] = evaluate(b, values)
+    return values
+
+
+def refused_sizes(manifest: Mapping[str, Any]) -> dict[str, str]:
+    """Return a sentence for every dim whose described range has a limit that the model's own rules refuse."""
+    out: dict[str, str] = {}
+    for name, sizes in declared(manifest).items():
+        rules = [g for g in manifest["guards"] if g["relation"] == "<="]
+        rules = [g for g in rules if symbols_of(g["left"]) | symbols_of(g["right"]) == {name}]
+        for size in (sizes.low, *(() if sizes.high is None else (sizes.high,))):
+            for g in rules:
+                a, b = (evaluate(g[side], {name: size}) for side in ("left", "right"))
+                if not holds(a, g["relation"], b):
+                    out[name] = f"{name} is described as {sizes.range_text()}, but the model refuses {name}={size}: " \
+                                f"{g['rule']}: {g['message']}"  # fmt: skip
+    return out
 
 
 @dataclass(frozen=True)

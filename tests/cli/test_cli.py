@@ -17,6 +17,7 @@ import polydyn
 from polydyn.cli import main
 from polydyn.cli.doctor import EXTRAS, REQUIRED_PACKAGES
 from polydyn.cli.group import COMMANDS
+from polydyn.runtime.explain import text_table
 from tests.support.paths import ROOT
 from tests.support.stored import path_of
 from tests.support.tiny import model, node
@@ -31,7 +32,7 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("cli") / "bert.polydyn"
     done = call("compile", path_of("bert_tiny"), "-o", path, "--dim", "B=1:8", "--dim", "L=0:", "--threads", 1)
     assert done.exit_code == 0, done.output
-    assert "unique" in done.output and "peak memory" in done.output and path.exists()
+    assert "17 launches" in done.output and "peak memory" in done.output and path.exists()
     return path
 
 
@@ -97,6 +98,25 @@ def test_a_name_of_a_pass_may_be_misspelt(relu: Path) -> None:
 def test_outputs_that_cannot_be_written(relu: Path) -> None:
     done = call("run", relu, "--shape", "N=2", "--output-dir", "/proc/nowhere")
     assert done.exit_code == 1 and "cannot write /proc/nowhere" in done.output and "remedy" in done.output
+
+
+def test_only_sizes_that_do_not_follow_are_requested(saved: Path) -> None:
+    assert "as in B=8,L=8\n" in call("run", saved).output
+    assert "as in L=8\n" in call("run", saved, "--shape", "attention_mask_0=2").output
+
+
+def test_a_model_is_not_a_damaged_program(relu: Path) -> None:
+    done = call("extract", relu, "-o", relu.with_name("out"))
+    assert done.exit_code == 1 and "compile it first: polydyn compile" in done.output
+    assert call("verify", relu, "--shape", "N=2", "--tolerance", -1).exit_code == 2
+
+
+def test_tables_fit_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    row = ("a" * 70, "b" * 70, "1234567")
+    assert max(map(len, text_table(("kernel", "label", "us"), [row]).splitlines())) > 120
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    monkeypatch.setenv("COLUMNS", "80")
+    assert max(map(len, text_table(("kernel", "label", "us"), [row]).splitlines())) == 79
 
 
 @pytest.fixture

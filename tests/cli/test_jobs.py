@@ -27,6 +27,7 @@ from polydyn.jobs import Batch, BatchResult, read_jobs
 from polydyn.jobs.child import compile_step
 from polydyn.jobs.cluster import ClusterError
 from polydyn.jobs.ledger import Ledger, folder_of, latest
+from polydyn.jobs.report import _short
 from polydyn.jobs.spec import KEYS, TUNE_KEYS
 from polydyn.jobs.work import execute, resident_bytes
 from polydyn.program_key import Arguments, program_key
@@ -358,6 +359,16 @@ def test_a_target_of_another_machine_is_compiled_and_not_opened(
         "artifact": str(models / "there"),
     })  # fmt: skip
     assert facts["kernels"] == 1 and (models / "there").read_bytes() == (models / "here").read_bytes()
+
+
+def test_labels_of_a_report_differ() -> None:
+    """Folders that all share are left out, and long names lose their middle, so that model and target stay."""
+    names = [f"out/{'a' * 40}/model{k}/{t}/x.polydyn" for k in (1, 2) for t in ("cpu-avx2", "cpu-neon")]
+    short = _short(names)
+    assert len({*short}) == 4 and max(map(len, short)) <= 44 and short[0] == "model1/cpu-avx2/x.polydyn"
+    (long,) = _short([f"bert_{'b' * 60}_neon.polydyn"])
+    assert long.startswith("bert_") and long.endswith("_neon.polydyn") and len(long) <= 44
+    assert _short(["/a/x", "y"]) == ["/a/x", "y"] and _short(["a.x"]) == ["a.x"]
 
 
 def test_files_travel_by_content(models: Path) -> None:

@@ -13,6 +13,7 @@ import pytest
 import polydyn
 from polydyn import Sizes
 from polydyn.errors import InputError
+from polydyn.runtime.explain import refused_sizes
 from polydyn.runtime.native import DTYPE_CODES, INPUT, OK, OVERFLOW, Tensor
 from polydyn.runtime.program import Program
 from tests.support.tiny import model, node
@@ -42,7 +43,7 @@ def program() -> Program:
 
 CASES: Mapping[str, tuple[dict[str, tuple[int, ...]], str]] = {
     "rank": ({"past": (3,)}, "input 'past'.* has 1 axes, the program takes 2: [P, 4]"),
-    "constant dim": ({"past": (3, 5)}, "input 'past' of shape [P, 4]: axis 1 is 5, but 4 is 4 in this call"),
+    "constant dim": ({"past": (3, 5)}, "past' of shape [P, 4]: axis 1 is 5, but the .* exported for 4 only.*symbols="),
     "one name": ({"y": (3, 16)}, "axis 0 is 3, but B (B = axis 0 of 'x') is 2.*because: .*both called B"),
     "equality": ({"y": (2, 20)}, "axis 1 is 20, but L (L = axis 1 of 'x') is 16.*because: .*Add_sum"),
     "expression": ({"mask": (8,)}, "axis 0 is 8, but 2*P + 1 (P = axis 0 of 'past') is 7.*because: .*Mul_masked"),
@@ -112,6 +113,13 @@ def test_negative_and_gigantic_sizes_are_refused_in_c(program: Program) -> None:
     assert shapes_in_c(program, {"past": (-1, 4)}) == (INPUT, "input 'past': axis 0 is negative")
     code, said = shapes_in_c(program, {"past": (2**62, 4), "mask": (2**62 + 1,)})
     assert code == OVERFLOW and "overflow" in said
+
+
+def test_described_sizes_that_the_model_refuses_are_named(program: Program) -> None:
+    """The model gathers row 9 of an axis of L, so the described range 0..64 begins too low."""
+    refused = refused_sizes(program.manifest)
+    assert list(refused) == ["L"] and "L is described as 0..64, multiples of 2" in refused["L"]
+    assert "refuses L=0" in refused["L"] and "Gather_tenth" in refused["L"]
 
 
 def test_data_outside_their_axis_are_refused(program: Program) -> None:

@@ -35,6 +35,7 @@ from polydyn.explore import (
 from polydyn.explore.pictures.colours import algebra, ink, scale, si
 from polydyn.explore.pictures.domain import dependences
 from polydyn.explore.pictures.fusion import prefix, repetition
+from polydyn.explore.pictures.page import limits
 from polydyn.explore.pictures.sheet import Picture, Sheet, cut
 from polydyn.fusion.pipeline import fusion_plan
 from polydyn.graph.expand import import_model
@@ -329,6 +330,18 @@ def test_times_of_another_program_have_no_roofline(program: polydyn.Program) -> 
     assert "nothing" in texts(pictures.roofline(told, times, cpu(2)))
     with pytest.raises(InputError, match="the profile is of another program"):
         pictures.roofline(told, [*times, times[0]], cpu(2))
+
+
+def test_a_peak_that_is_too_low_is_said(program: polydyn.Program) -> None:
+    told = program.explain(M=40)
+    times = [LaunchTime(x.label, x.kernel, 1000, x.flops, x.bytes, 3, 2) for x in told.launches]
+    assert "of the peak, which is too low" in texts(pictures.roofline(told, times, limits(1e3, 1e12, 2)))
+
+
+def test_shapes_are_categories() -> None:
+    x = pictures.lines({"polydyn": {0.0: 5e-4, 1.0: 1e-3}}, "", "s", names=["B=1,L=8", "B=2,L=16"])
+    shown = texts(x)
+    assert "B=1,L=8" in shown and "B=2,L=16" in shown and "200ms" not in shown and "µs" in shown
 
 
 # -- searches ----------------------------------------------------------------------------------------------------------

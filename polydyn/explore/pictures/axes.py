@@ -8,14 +8,18 @@ from math import ceil, floor, log10
 from polydyn.explore.pictures.colours import si
 from polydyn.explore.pictures.sheet import Sheet
 
+SECONDS = "s"
+"""A label that is a unit: it follows every number, as in 500µs."""
+
 
 @dataclass(frozen=True)
 class Axis:
-    """One direction: values from ``lo`` to ``hi`` (both positive when ``log``)."""
+    """One direction: values from ``lo`` to ``hi`` (both positive when ``log``). ``names``: of the values 0, 1, ..."""
 
     lo: float
     hi: float
     log: bool = False
+    names: tuple[str, ...] = ()
 
     def at(self, v: float) -> float:
         """Return the position of a value: 0 at ``lo``, 1 at ``hi``, and the nearer end for values outside."""
@@ -25,7 +29,9 @@ class Axis:
         return min(1.0, max(0.0, (v - self.lo) / ((self.hi - self.lo) or 1.0)))
 
     def ticks(self) -> list[float]:
-        """Return about six round numbers."""
+        """Return about six round numbers, or the places of all names."""
+        if self.names:
+            return [float(k) for k in range(len(self.names))]
         if self.log:
             few = log10(self.hi / self.lo) <= 2.6
             powers = range(floor(log10(self.lo)), ceil(log10(self.hi)) + 1)
@@ -52,7 +58,9 @@ class Axes:
         for v in x.ticks():
             px = self.px(v)
             s.path(f"M{px:.1f},{top}V{top + h}", cls="g")
-            if px - last > 44:
+            if x.names:
+                s.text(px, top + h + 16, x.names[int(v)], 11.5, "s", "middle", most=w / len(x.names))
+            elif px - last > 44:
                 s.text(px, top + h + 16, si(v), 11.5, "s", "middle")
                 last = px
         last = 1e9
@@ -60,7 +68,8 @@ class Axes:
             py = self.py(v)
             s.path(f"M{left},{py:.1f}H{left + w}", cls="g")
             if last - py > 17:
-                s.text(left - 7, py + 4, f"{v:.0%}" if percent else si(v), 11.5, "s", "end")
+                text = f"{v:.0%}" if percent else f"{si(v)}{SECONDS if ylabel == SECONDS and v else ''}"
+                s.text(left - 7, py + 4, text, 11.5, "s", "end")
                 last = py
         s.text(left + w / 2, top + h + 34, xlabel, 12, "s", "middle")
         s.text(left, top - 9, ylabel, 12, "s")

@@ -23,6 +23,10 @@ LEFT, WIDTH = 60.0, 826.0
 """Left edge and width of the lanes of a timeline."""
 
 
+ABOVE = 1.1
+"""A rate above this multiple of a limit is not noise."""
+
+
 def call(program: Program, feeds: Mapping[str, Any], hardware: Hardware | None = None) -> Picture:
     """Run a call a few times and draw its ``timeline``, with the ``roofline`` below if ``hardware`` is given
     (``polydyn.measure.calibrate.machine`` measures it).
@@ -194,13 +198,19 @@ def roofline(report: Explanation, times: Sequence[LaunchTime], hardware: Hardwar
     _points(s, axes, points, sum(t.nanoseconds for _, t in pairs))
     y: float = s.top + 30
     for n, p in points.items():
-        roof = min(peak, p.intensity * memory)
-        share = p.rate / roof
-        text = "in cache" if share > 1.1 else f"{share:.0%} of the roof"
+        text = _share_of_roof(p, peak, memory)
         s.text(585, y, f"{_letters(list(points))[n]}  {text}", 12, "b")
         s.text(585, y + 15, n, 11.5, "m s", most=300, keep="both")
         y += 34
     return s.picture()
+
+
+def _share_of_roof(p: _Point, peak: float, memory: float) -> str:
+    """Describe how near a kernel is to the roof. A rate above the roof has a reason."""
+    share = p.rate / min(peak, p.intensity * memory)
+    if p.rate > ABOVE * peak:
+        return f"{p.rate / peak:.0%} of the peak, which is too low"
+    return "in cache" if share > ABOVE else f"{share:.0%} of the roof"
 
 
 def _points(s: Sheet, axes: Axes, points: Mapping[str, _Point], total: int) -> None:

@@ -131,11 +131,16 @@ static int32_t check_dims(const pd_context *c) {
     for (int32_t k = 0; k < plan->dim_check_count; k++) {
         const pd_dim_check *d = &plan->dim_checks[k];
         int64_t got = dims[first[d->input] + d->axis];
-        if (got != v[d->value])
+        if (got == v[d->value]) continue;
+        if (d->text[strspn(d->text, "0123456789")] == 0) /* a constant of the model */
             return fail(PD_INPUT,
-                        "input '%s' of shape %s: axis %d is %" PRId64 ", but %s is %" PRId64 " in this call%s%s",
-                        plan->inputs[d->input].name, plan->inputs[d->input].shape, d->axis, got, d->text, v[d->value],
-                        d->message[0] ? "\n  because: " : "", d->message);
+                        "input '%s' of shape %s: axis %d is %" PRId64 ", but the model was exported for %s only\n"
+                        "  remedy: pass an array of this size, or compile with symbols= to name the axis",
+                        plan->inputs[d->input].name, plan->inputs[d->input].shape, d->axis, got, d->text);
+        return fail(PD_INPUT,
+                    "input '%s' of shape %s: axis %d is %" PRId64 ", but %s is %" PRId64 " in this call%s%s",
+                    plan->inputs[d->input].name, plan->inputs[d->input].shape, d->axis, got, d->text, v[d->value],
+                    d->message[0] ? "\n  because: " : "", d->message);
     }
     return PD_OK;
 }
