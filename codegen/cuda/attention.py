@@ -12,10 +12,11 @@ mask of a large negative number hides are visited last, if any row needs them.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from functools import cached_property, partial
 
+from polydyn.codegen.alternatives import Alternative, gather
 from polydyn.codegen.cuda.attention_limits import DEPTHS, LARGE_DEPTHS
 from polydyn.codegen.cuda.copies import Copy, Operand, copy_of
 from polydyn.codegen.cuda.emit import (
@@ -60,6 +61,7 @@ from polydyn.codegen.places import Places
 from polydyn.codegen.printers.cuda_values import HALF
 from polydyn.codegen.sharing import UNSHARED, Sharing, SplitLaunch
 from polydyn.codegen.split import attention_part, combining_attention, partial_attention
+from polydyn.schedules.errors import Declined, first_refusal
 from polydyn.schedules.expr import FromIndex, Load, loads, transform
 from polydyn.schedules.index import ONE, ZERO, Index, IndexLike, maximum, minimum, product
 from polydyn.schedules.laws.masks import Axis, Logits, Visits, visits
@@ -149,22 +151,32 @@ class CudaAttentionKernel:
         stored = (self.scores.acc.array, self.scores.dtype)
         return Logits(self.softmax.logit, r.batch, row, key, self.group.params, stored)
 
-    def versions(self) -> tuple[Kernel, ...]:
+    def versions(self) -> tuple[tuple[Kernel, ...], tuple[tuple[str, str], ...]]:
+        """Return the versions of every row of ``ATTENTIONS``, and the names and reasons of rows that decline."""
+        kernels, declined = gather(ATTENTIONS, self)
+        return narrow_indices_first(kernels), declined
+
+    def warpgroups(self) -> tuple[Kernel, ...] | Declined:
+        """Return the versions for warpgroups."""
+        if self.arch != "sm_90a":
+            return Declined(f"the target is {self.arch}, not sm_90a")
+        made = self.kept.versions(self.family) if self.kept else warpgroup_attention(self)
+        return tuple(made) or Declined("TMA does not reach an operand, or its layout does not suit wgmma")
+
+    def tiles(self) -> tuple[Kernel, ...]:
         """Return one version per access width, widest first.
 
         A version is dropped if an earlier one can always run in its place.
         """
         narrow = ((8, False), (4, False), (2, False)) if self.kind == "mma" else ((4, False),)
-        own = drop_covered_versions((
+        return self._factored(drop_covered_versions((
             *(_Version(self, 16, True, masks_in_pairs=x) for x in self.masks_in_pairs),
             *(_Version(self, width, wide) for width, wide in ((16, False), *narrow)),
-        ))  # fmt: skip
-        special = warpgroup_attention(self) if self.arch == "sm_90a" and not self.kept else []
-        own += self._multi_fragment_versions()
-        if self.kept:
-            special, others = self.kept.versions(self.family), self.kept.others
-            own = [with_block(k, factor=others) for k in own]
-        return narrow_indices_first((*special, *own, *self._split_kv_versions()))
+        )))  # fmt: skip
+
+    def _factored(self, kernels: Iterable[Kernel]) -> tuple[Kernel, ...]:
+        """Return versions with the factor of those that were not measured, if there are tuned tiles."""
+        return tuple(with_block(k, factor=self.kept.others) if self.kept else k for k in kernels)
 
     @property
     def masks_in_pairs(self) -> tuple[bool, ...]:
@@ -172,19 +184,24 @@ class CudaAttentionKernel:
         masked = any(x.buffer != self.scores.acc.array for x in loads(self.softmax.logit))
         return (True, False) if masked else (False,)
 
-    def _multi_fragment_versions(self) -> tuple[Kernel, ...]:
+    def several_fragments(self) -> tuple[Kernel, ...] | Declined:
         """Return the version with several row fragments per warp, with the widest copies.
 
         Heads of 128 need too many registers. On sm_90a warpgroup kernels serve them.
         """
         one_block = (self.scores.M.constant or ROWS + 1) <= ROWS
         most = 64 if self.arch == "sm_90a" else MAX_FRAGMENT_HEAD
-        if self.kind != "mma" or max(self.depths) > most or one_block:
-            return ()
+        if refusal := first_refusal(
+            (self.kind != "mma", "its operands are not of 16 bits"),
+            (max(self.depths) > most, f"heads of {max(self.depths)} need too many registers"),
+            (one_block, "its rows fill one block"),
+        ):
+            return refusal
         made = (_Version(self, 16, True, FRAGMENTS, x) for x in self.masks_in_pairs)
-        return tuple(drop_covered_versions(x for x in made if all(c.bytes == 16 for c in x.copies.values())))
+        kernels = drop_covered_versions(x for x in made if all(c.bytes == 16 for c in x.copies.values()))
+        return self._factored(kernels) or NARROW
 
-    def _split_kv_versions(self) -> tuple[Kernel, ...]:
+    def split_over_keys(self) -> tuple[Kernel, ...] | Declined:
         """Return the split-KV version for few queries and many keys, with the widest copies and 32-bit indices.
 
         Other versions handle the remaining shapes. A second launch combines the slices of each row.
@@ -192,7 +209,7 @@ class CudaAttentionKernel:
         rows, tiles = self.scores.M.ceildiv(ROWS), self.scores.N.ceildiv(self.keys)
         batch = product(self.scores.extents[x] for x in self.parts.score_roles.batch)
         if (rows.constant or 1) > FEW_BLOCKS or (tiles.constant or 2 * LEAST_TILES) < 2 * LEAST_TILES:
-            return ()
+            return Declined("its rows are many, or its keys are few")
         values, roles = self.parts.values, self.parts.value_roles
         parts = replace(self.parts, values=partial_attention(values, roles))
         group = attention_part(self.group, parts)
@@ -200,12 +217,22 @@ class CudaAttentionKernel:
         shares = minimum(V(WORKERS) * RESIDENT // maximum(1, batch * rows), tiles // LEAST_TILES)
         sharing = SplitLaunch(group=group, count=shares, add=lambda: join.build("columns")[-1])
         made = _Version(CudaAttentionKernel(f"{self.name}_part", group, parts, self.arch, self.tf32, sharing), 16, True)
-        return () if any(c.bytes < 16 for c in made.copies.values()) else made.build()[:1]
+        return NARROW if any(c.bytes < 16 for c in made.copies.values()) else made.build()[:1]
 
     @property
     def family(self) -> WarpgroupAttention:
         """The family of its warpgroup kernels."""
         return WarpgroupAttention(self)
+
+
+NARROW = Declined("its operands are not copied 16 bytes at a time")
+ATTENTIONS: tuple[Alternative[CudaAttentionKernel, tuple[Kernel, ...]], ...] = (
+    Alternative("warpgroups", CudaAttentionKernel.warpgroups),
+    Alternative("tiles", CudaAttentionKernel.tiles),
+    Alternative("several fragments per warp", CudaAttentionKernel.several_fragments),
+    Alternative("split over keys", CudaAttentionKernel.split_over_keys),
+)
+"""The kernels of an attention."""
 
 
 def _depth(extent: Index) -> int:
@@ -214,10 +241,7 @@ def _depth(extent: Index) -> int:
 
 
 class _Version(Variant):
-    """One access width.
-
-    ``fragments``: 16-row fragments of a warp; ``masks_in_pairs``: masks are read in column pairs.
-    """
+    """One access width. ``fragments``: 16-row fragments of a warp; ``masks_in_pairs``: whether columns are in pairs."""
 
     def __init__(
         self, of: CudaAttentionKernel, width: int, wide: bool, fragments: int = 1, masks_in_pairs: bool = False

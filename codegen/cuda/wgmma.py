@@ -79,6 +79,8 @@ from polydyn.schedules.tree.warpgroups import COLUMNS, WarpgroupTile, warpgroup_
 
 V = Index.of
 FETCH_B = "FETCH_B"
+LEAST_TURN_STEPS = 3
+"""Minimum steps of K of tiles in turns: with one or two, ptxas serialises the products (C7520)."""
 """The prefetch of columns to L2."""
 CONSUMER_BARRIER_ID = 1
 """The barrier of the consumers after their last step."""
@@ -108,6 +110,8 @@ def wgmma_versions(
     steps = product.K.ceildiv(STEP // ITEMSIZE[product.dtype]).constant
     if isinstance(maps[0], Im2colOperand):  # pixels past the last step are not zeros, and several blocks per SM spill
         every = tuple(t for t in every if t.parts == 1 or (t.blocks == 1 and (steps or 1) % t.parts == 0))
+    if steps is not None and steps < LEAST_TURN_STEPS:
+        every = tuple(t for t in every if not t.in_turn)
     chosen = (t for t in every if wanted or suits(t, product.M.constant, product.N.constant))
     some = {t: 1 if t.in_turn or t.cluster or t.parts > 1 or product.shares != ONE else 2 for t in every}
     forms = ([_Version(product, kind, maps, t, wide) for wide in (True, False)[: some[t]]] for t in chosen)

@@ -11,6 +11,7 @@ import os
 import re
 import shutil
 import subprocess
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,7 +30,10 @@ __all__ = [
 
 @dataclass(frozen=True)
 class KernelUse:
-    """The resources of one kernel from ``ptxas -v``: in bytes, except registers (per thread)."""
+    """The resources of one kernel from ``ptxas -v``: in bytes, except registers (per thread).
+
+    ``serialised``: warnings C75xx. ptxas waits for each warpgroup product of such a kernel before the next one begins.
+    """
 
     registers: int
     spill_stores: int = 0
@@ -37,6 +41,7 @@ class KernelUse:
     stack: int = 0
     static_smem: int = 0
     barriers: int = 0
+    serialised: int = 0
 
 
 @dataclass(frozen=True)
@@ -52,6 +57,7 @@ class Compiled:
 def parse_ptxas(log: str) -> dict[str, KernelUse]:
     """Parse the output of ``ptxas -v``. Return kernel name -> use."""
     uses: dict[str, KernelUse] = {}
+    serialised = Counter(re.findall(r"\(C75\d\d\).*?in (?:the )?function '([^']+)'", log))
     parts = re.split(r"Compiling entry function '([^']+)'", log)
     for name, text in zip(parts[1::2], parts[2::2], strict=True):
 
@@ -66,6 +72,7 @@ def parse_ptxas(log: str) -> dict[str, KernelUse]:
             stack=number(r"(\d+) bytes stack frame"),
             static_smem=number(r"(\d+) bytes smem"),
             barriers=number(r"used (\d+) barriers"),
+            serialised=serialised[name],
         )
     return uses
 

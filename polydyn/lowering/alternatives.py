@@ -1,16 +1,15 @@
-"""Ordered tables of the kernels that can compute a group.
+"""Kernels of a CPU group from an ordered table (``codegen/alternatives.py``).
 
-Each row offers kernels or declines with a reason. On a CPU the rows are asked from top to bottom, until one serves
-every size, and a launch takes the first row that serves its sizes (``place``). On CUDA the kernels of all rows are
-rivals, and estimates of their times choose among them (``gather``).
+The rows are asked from top to bottom, until one serves every size. A launch takes the first row that serves its sizes.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Generic, TypeVar
+from typing import TypeVar
 
+from polydyn.codegen.alternatives import Alternative
 from polydyn.codegen.kernel import Kernel
 from polydyn.lowering.place import PlacedGroup
 from polydyn.schedules.decision import ONLY, Decision, Leaf, Split
@@ -18,7 +17,6 @@ from polydyn.schedules.errors import Declined
 from polydyn.schedules.index import Index
 
 T = TypeVar("T")
-Kernels = TypeVar("Kernels")
 
 
 @dataclass(frozen=True)
@@ -44,14 +42,6 @@ class Offer:
     reasons: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True)
-class Alternative(Generic[T, Kernels]):
-    """A row of a table: a name, and the function that offers kernels for a group, or declines."""
-
-    name: str
-    offer: Callable[[T], Kernels | Declined]
-
-
 def place(table: Sequence[Alternative[T, Offer]], group: T, empty: PlacedGroup) -> PlacedGroup:
     """Return ``empty`` with the kernels of a table's rows, and the reasons of rows that decline.
 
@@ -75,21 +65,6 @@ def place(table: Sequence[Alternative[T, Offer]], group: T, empty: PlacedGroup) 
     for offer in reversed(others):
         out = _with(out, offer)
     return out
-
-
-def gather(
-    table: Sequence[Alternative[T, tuple[Kernel, ...]]], group: T
-) -> tuple[tuple[Kernel, ...], tuple[tuple[str, str], ...]]:
-    """Return the kernels of all rows, and the names and reasons of rows that decline."""
-    kernels: list[Kernel] = []
-    declined: list[tuple[str, str]] = []
-    for row in table:
-        found = row.offer(group)
-        if isinstance(found, Declined):
-            declined.append((row.name, found.reason))
-        else:
-            kernels += found
-    return tuple(kernels), tuple(declined)
 
 
 def _with(placed: PlacedGroup, offer: Offer) -> PlacedGroup:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Generic, Protocol, TypeAlias, TypeVar
 
+from polydyn.codegen.alternatives import Alternative
 from polydyn.codegen.cpu.attention import AttentionKernel
 from polydyn.codegen.cpu.decoding import FEW_ROWS, DecodingKernel
 from polydyn.codegen.cpu.dot import COLUMNS, LEAST_ROWS, LEAST_STEPS, DotKernel
@@ -20,7 +21,7 @@ from polydyn.codegen.cpu.turned import TurnedWindowKernel
 from polydyn.codegen.cpu.windows import Axes, WindowKernel, window_axes, window_extra_cost
 from polydyn.codegen.kernel import Kernel
 from polydyn.codegen.passes.matrix import SIDE
-from polydyn.lowering.alternatives import Alternative, Offer, Serves
+from polydyn.lowering.alternatives import Offer, Serves
 from polydyn.lowering.contract import ContractGroup, transpose_cost
 from polydyn.lowering.group import LoweredGroup
 from polydyn.lowering.place import RecordTileChooser

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Protocol
 
+from polydyn.codegen.alternatives import Alternative, gather
 from polydyn.codegen.cuda.attention import CudaAttentionKernel
 from polydyn.codegen.cuda.attention_limits import attention_refusal
 from polydyn.codegen.cuda.emit import narrow_indices_first
@@ -23,7 +24,6 @@ from polydyn.codegen.operands import operands
 from polydyn.errors import UnsupportedError
 from polydyn.fusion.plan import FusedGroup, FusionPlan
 from polydyn.fusion.products import is_windowed
-from polydyn.lowering.alternatives import Alternative, gather
 from polydyn.lowering.attention import ROW_ARRAYS, lower_attention
 from polydyn.lowering.contract import ContractGroup, lower_contract
 from polydyn.lowering.flatten import CUDA_DTYPES, check_dtypes
@@ -234,7 +234,7 @@ class CudaBuilder(Builder):
             check_row_blocks(lowered.group, kernel.parts)
             if self.tuner and self.arch == "sm_90a":
                 kernel.kept = self.tuner.family(key, kernel.group, kernel.family)
-            placed = self._new(group, lowered, key, kernel.versions(), family=kernel.kept)
+            placed = self._new(group, lowered, key, *kernel.versions(), family=kernel.kept)
         return placed
 
     def attention_kernel(self, group: FusedGroup) -> tuple[LoweredGroup, str, CudaAttentionKernel] | Declined:

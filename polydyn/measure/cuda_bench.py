@@ -47,6 +47,8 @@ def image_of(kernel: Kernel, arch: str) -> tuple[Path, int | None]:
     use = compiled.kernels[kernel.name]
     if spilled := use.spill_stores + use.spill_loads:
         raise BuildError(f"{kernel.version} spills {spilled} bytes of registers", rule="tuned kernels do not spill")
+    if use.serialised:
+        raise BuildError(f"{kernel.version} waits for each of its products (C75xx)", rule="products overlap")
     return stored_file("cuda", f"{digest(compiled.image)}.cubin", compiled.image), use.registers
 
 

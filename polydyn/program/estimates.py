@@ -21,7 +21,7 @@ from polydyn.codegen.kernel import UNIT, Block, Work
 from polydyn.gpu.hardware import Costs, Hardware
 from polydyn.program.plan import Candidate, HostPlan, Launch
 from polydyn.runtime.symbols import THREADS
-from polydyn.schedules.decision import with_costs
+from polydyn.schedules.decision import Decision, members, with_costs
 from polydyn.schedules.index import ONE, ZERO, Index, maximum, minimum
 
 V = Index.of
@@ -143,7 +143,9 @@ def estimated(plan: HostPlan, hardware: Hardware, resources: Resources | None = 
     ``resources``: the compiler reports of the kernels that were compiled for the device's architecture.
     """
     estimates = _Estimates(hardware, resources or {})
-    return replace(plan, launches=tuple(map(estimates.launch, plan.launches)))
+    launches = tuple(map(estimates.launch, plan.launches))
+    notes = (f"{k} is not launched: ptxas serialises its products (C75xx)" for k in sorted(estimates.rejected))
+    return replace(plan, launches=launches, notes=(*plan.notes, *notes))
 
 
 class _Estimates:
@@ -151,11 +153,24 @@ class _Estimates:
 
     def __init__(self, hardware: Hardware, resources: Resources) -> None:
         self.hardware, self.resources = hardware, resources
+        self.rejected: set[str] = set()
         self._memo: dict[tuple[object, ...], Index] = {}
 
     def launch(self, x: Launch) -> Launch:
         """Return the launch with a decision that compares the times of its candidates."""
-        return replace(x, decision=with_costs(x.decision, lambda k: self.candidate(x.candidates[k], x.bytes)))
+        decision = self._without_serialised(x)
+        return replace(x, decision=with_costs(decision, lambda k: self.candidate(x.candidates[k], x.bytes)))
+
+    def _without_serialised(self, x: Launch) -> Decision:
+        """Return the decision without candidates whose products ptxas serialises, unless there is no other."""
+        slow = {k for k, c in enumerate(x.candidates) if self._use(c).get("serialised")}
+        if not slow or len(slow) == len(x.candidates):
+            return x.decision
+        self.rejected |= {x.candidates[k].kernel for k in slow}
+        return members(x.decision, lambda named: named - slow or set(range(len(x.candidates))) - slow)
+
+    def _use(self, c: Candidate) -> Mapping[str, int]:
+        return self.resources.get(c.kernel, {}).get(self.hardware.arch, {})
 
     def candidate(self, c: Candidate, moved: Index) -> Index:
         """Return the time of a candidate and of the kernels after it; 0 if the work of its blocks is unknown."""
@@ -171,7 +186,7 @@ class _Estimates:
     def _one(self, c: Candidate, b: Block, moved: Index, workspace: Index) -> Index:
         if b.work is None:
             return V(round(self.hardware.costs.launch_ns))
-        registers = self.resources.get(c.kernel, {}).get(self.hardware.arch, {}).get("registers")
+        registers = self._use(c).get("registers")
         arguments = (b.work, b.threads, c.tasks, c.scratch, moved)
         key = (*arguments, registers, workspace)
         if key not in self._memo:

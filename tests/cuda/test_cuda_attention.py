@@ -113,10 +113,8 @@ def case(
 BOUND = {"float16": 4e-3, "bfloat16": 3e-2, "float32": 2e-6, "tf32": 2e-3}
 
 
-def tf32(plan: FusionPlan) -> tuple[PlacedGroup, ...]:
-    """Return the kernels with float32 on tensor cores."""
-    builder = CudaBuilder(plan, tf32=True)
-    return tuple(p for g in plan.groups for p in builder.place(g))
+TILES, SPLIT = ("tiles",), ("split over keys",)
+"""Rows of the table of attentions: most tests need the kernels of one."""
 
 
 def right(
@@ -169,7 +167,7 @@ def guarded(plan: FusionPlan, *of: Any) -> tuple[dict[str, Array], Array]:
 def test_weights_that_are_nan_may_be_0(dtype: str) -> None:
     """Frameworks guard rows that are masked everywhere in this way; in tiles, in split-KV, and for few keys."""
     plan = attention(dtype, instead=0.0)
-    kernels = placed(plan)
+    kernels = placed(plan, rows=TILES + SPLIT)
     for length, keys, mask, choose in ((7, 31, "row", first_fit), (65, 300, "row", first_fit), (3, 300, "row", split)):
         right_on(plan, kernels, *guarded(plan, length, keys, mask), BOUND[dtype], choose)
 
@@ -194,7 +192,7 @@ FLOATS = [
 def test_float32_is_one_kernel(dtype: str, depth: int, width: int, transposed: bool) -> None:
     """On CUDA cores, or on tensor cores on request; both exchange weights between the products in registers."""
     plan = attention("float32", depth, width, transposed=transposed)
-    kernels = tf32(plan) if dtype == "tf32" else placed(plan)
+    kernels = placed(plan, tf32=dtype == "tf32", rows=TILES)
     (p,) = kernels
     assert p.kernels[0].version.startswith("attention_tf32" if dtype == "tf32" else "attention_lanes")
     for length, keys, mask in ((1, 1, "none"), (65, 31, "causal"), (7, 68, "late"), (3, 97, "row")):
@@ -240,14 +238,14 @@ def causal_case(dtype: str, length: int, keys: int) -> tuple[dict[str, Array], A
 def test_keys_that_are_one_tile_have_no_loop() -> None:
     plan = causal("float16", keys=17)
     feeds, want = causal_case("float16", 19, 17)
-    got, _ = run(plan, feeds, kernels=placed(plan))
+    got, _ = run(plan, feeds, kernels=placed(plan, rows=TILES))
     assert np.abs(np.nan_to_num(got["y"].astype(np.float64)) - np.nan_to_num(want)).max() <= BOUND["float16"]
 
 
 @pytest.mark.parametrize("dtype", ["float16", slow("float32")])
 def test_tiles_above_the_diagonal_are_not_computed(dtype: str) -> None:
     plan = causal(dtype)
-    kernels = placed(plan)
+    kernels = placed(plan, rows=TILES)
     tile = 64 if dtype == "float16" else 32
     for length, keys in ((1, 1), (65, 63), (130, 130), (64, 200), (200, 7), (3, 197)):
         feeds, want = causal_case(dtype, length, keys)
@@ -268,7 +266,7 @@ def test_finite_masks_hide_tiles_until_a_row_needs_them() -> None:
     ways = {(-np.inf, False): "never", (-np.inf, True): "never", (-1e4, False): "last", (-1e4, True): "all",
             (lowest, False): "last", (lowest, True): "last"}  # fmt: skip
     for (low, added), way in ways.items():
-        (p,) = placed(causal("float32", low, added))
+        (p,) = placed(causal("float32", low, added), rows=TILES)
         text = p.kernels[0].text
         loop = next(x for x in text.splitlines() if "for (int32_t b_l" in x)
         assert ("never" if "b_i" in loop else "last" if "turn < 2" in text else "all") == way, (low, added)
@@ -310,7 +308,7 @@ def test_rows_without_keys_are_zero() -> None:
 def test_a_row_masked_by_the_lowest_number_weighs_its_keys_alike() -> None:
     """In units of log 2 the lowest number of bfloat16 is not a float: such rows were NaN."""
     plan = attention("bfloat16", 32, 32, 1)
-    right(plan, placed(plan), 3, 72, "lowest", tolerance=BOUND["bfloat16"])
+    right(plan, placed(plan, rows=TILES), 3, 72, "lowest", tolerance=BOUND["bfloat16"])
 
 
 @pytest.mark.parametrize(
@@ -322,7 +320,7 @@ def test_head_sizes_groups_and_layouts(
     depth: int, width: int, heads: int, groups: int, transposed: bool, dtype: str
 ) -> None:
     plan = attention(dtype, depth, width, heads, groups, transposed)
-    kernels = placed(plan)
+    kernels = placed(plan, rows=TILES)
     assert len(kernels) == 1
     for length, keys in ((3, 72), (65, 67)):
         right(plan, kernels, length, keys, "causal", tolerance=3e-2 if dtype == "bfloat16" else 4e-3)
@@ -350,7 +348,7 @@ FLOAT_BUGS = {
 def test_planted_bugs_in_float32_are_caught(bug: str) -> None:
     dtype, old, new, message = FLOAT_BUGS[bug]
     plan = attention("float32")
-    (p,) = tf32(plan) if dtype == "tf32" else placed(plan)
+    (p,) = placed(plan, tf32=dtype == "tf32", rows=TILES)
     wrong = replace(p, kernels=with_bugs(p.kernels[0], {bug: (old, new)}))
     with pytest.raises((AssertionError, DeviceError), match=message):
         right(plan, (wrong,), 17, 66, "none", tolerance=BOUND[dtype], choose=lambda p, env: p.kernels[0])
@@ -374,14 +372,14 @@ SPLIT_CASES = [
 def test_blocks_have_shares_of_the_keys(dtype: str, depth: int, width: int) -> None:
     """Uneven splits, some completely hidden by a mask; a row that is masked in one split, or in all."""
     plan = attention("float32" if dtype == "tf32" else dtype, depth, width)
-    kernels = tf32(plan) if dtype == "tf32" else placed(plan)
+    kernels = placed(plan, tf32=dtype == "tf32", rows=SPLIT)
     for of in ((1, 256, "none", 2), (3, 1001, "row", 1), (5, 513, "causal", 1), (65, 300, "late", 1)):
         right(plan, kernels, *of, tolerance=BOUND[dtype], choose=split)
 
 
 def test_rows_of_shares_that_a_large_negative_number_masks() -> None:
     plan = attention("bfloat16", 32, 32, 1)
-    right(plan, placed(plan), 3, 400, "lowest", tolerance=BOUND["bfloat16"], choose=split)
+    right(plan, placed(plan, rows=SPLIT), 3, 400, "lowest", tolerance=BOUND["bfloat16"], choose=split)
 
 
 @pytest.mark.parametrize(("low", "added"), [(-np.inf, False), slow(-10000.0, False), (-65504.0, True)])
@@ -389,7 +387,7 @@ def test_shares_of_the_tiles_that_a_mask_leaves(low: float, added: bool) -> None
     """Tiles of -inf are never visited, so blocks split the others; tiles of a large negative number belong to splits.
     """
     plan = causal("float16", low, added)
-    kernels = placed(plan)
+    kernels = placed(plan, rows=SPLIT)
     for length, keys in ((1, 700), (7, 513), (130, 300), (64, 256)):
         feeds, want = causal_case("float16", length, keys)
         for reverse in (False, True):
@@ -400,14 +398,15 @@ def test_shares_of_the_tiles_that_a_mask_leaves(low: float, added: bool) -> None
 def test_few_blocks_of_many_keys_have_shares() -> None:
     """The estimates choose it for one query and 4096 keys, not for eight texts of 512."""
     plan = attention()
-    (p,) = placed(plan)
+    (p,) = placed(plan, rows=SPLIT)
     k = split(p, {})
     env = params_of(p, {"B": 1, "L": 1, "T": 4096})
     assert k.values(env, MULTIPROCESSORS)["shares"] == 32, "of two tiles each"
     assert not k.fits(params_of(p, {"B": 1, "L": 1, "T": 192}), SMEM, MULTIPROCESSORS), "three tiles"
     assert not k.fits(params_of(p, {"B": 128, "L": 1, "T": 4096}), SMEM, MULTIPROCESSORS), "blocks enough"
     for others in (attention(keys=192), attention("float16", 15, 9)):
-        assert not any(x.version.startswith("split") for x in placed(others)[0].kernels), "three tiles, narrow copies"
+        kernels = placed(others, rows=TILES + SPLIT)[0].kernels
+        assert not any(x.version.startswith("split") for x in kernels), "three tiles, narrow copies"
 
 
 SHARE_BUGS = {
@@ -423,7 +422,7 @@ SHARE_BUGS = {
 @pytest.fixture(scope="module")
 def broken() -> tuple[FusionPlan, PlacedGroup]:
     plan = attention()
-    (p,) = placed(plan)
+    (p,) = placed(plan, rows=TILES)
     return plan, replace(p, kernels=with_bugs(p.kernels[0], BUGS))
 
 
@@ -443,7 +442,7 @@ def test_planted_bugs_are_caught(bug: str, broken: tuple[FusionPlan, PlacedGroup
 def broken_shares() -> tuple[FusionPlan, PlacedGroup, dict[str, Kernel]]:
     """Compile the split-KV kernels together."""
     plan = attention()
-    (p,) = placed(plan)
+    (p,) = placed(plan, rows=SPLIT)
     k = split(p, {})
     first, second = ({n: b[1:] for n, b in SHARE_BUGS.items() if b[0] == x} for x in range(2))
     wrong = dict(zip(first, with_bugs(k, first), strict=True))
@@ -486,7 +485,7 @@ def test_what_is_no_softmax_stays_in_parts() -> None:
 @pytest.mark.parametrize(("dtype", "depth"), [slow("float16", 64), ("float16", 256), slow("float32", 32), ("tf32", 64)])
 def test_attention_compiles_without_spills(dtype: str, depth: int) -> None:
     plan = attention("float16" if dtype == "float16" else "float32", depth, depth)
-    (p,) = tf32(plan) if dtype == "tf32" else placed(plan)
+    (p,) = placed(plan, tf32=dtype == "tf32", rows=TILES)
     for arch in ("sm_80", "sm_90a") if dtype == "float16" else ("sm_90a",):
         use = compile_cuda(p.kernels[0].text, arch).kernels[p.kernels[0].name]
         assert use.spill_stores == use.spill_loads == 0

@@ -64,7 +64,7 @@ def of_pairs(p: PlacedGroup, env: object = None) -> Kernel:
 def test_even_numbers_of_keys_are_read_in_pairs(dtype: str, mask: str, of_keys: bool) -> None:
     """They have the bits of the version that reads columns one by one, which handles odd numbers."""
     plan = masked(dtype, mask, of_keys)
-    kernels = placed(plan)
+    kernels = placed(plan, rows=("tiles",))
     assert "pd_ldg_wide<2>(" in of_pairs(kernels[0]).text
     for length, keys in ((64, 64), (67, 130), (64, 191)):
         feeds, want = case(plan, length, keys)
@@ -103,7 +103,7 @@ BUGS = {
 
 def test_planted_bugs_are_caught() -> None:
     plan = masked("float16", "float16", True)
-    (p,) = placed(plan)
+    (p,) = placed(plan, rows=("tiles",))
     feeds, _ = case(plan, 64, 128)
     right, _ = run(plan, feeds, of_pairs, (p,))
     wrong = with_bugs(of_pairs(p), BUGS)

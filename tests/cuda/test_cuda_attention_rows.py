@@ -24,6 +24,7 @@ from tests.support.marks import slow
 
 V = Index.of
 VERSION_PREFIX = "attention_128x"
+LARGE = ("several fragments per warp",)
 
 
 def large(p: PlacedGroup, env: dict[str, int] | None = None) -> Kernel:
@@ -39,7 +40,7 @@ def long(p: PlacedGroup, env: object = None) -> Kernel:
 
 def test_every_length_and_mask() -> None:
     plan = attention()
-    kernels = placed(plan)
+    kernels = placed(plan, rows=LARGE)
     assert large(kernels[0]).version == "attention_128x64x64_16_16_16_wide_pairs"
     for length, keys, mask in (
         (1, 1, "none"), (7, 31, "causal"), (63, 65, "none"), (65, 127, "row"), (127, 7, "none"), (128, 64, "causal"),
@@ -59,14 +60,14 @@ def test_head_sizes_groups_and_layouts(
 ) -> None:
     """Keys that are contiguous along themselves use 16-byte copies if their number allows it."""
     plan = attention(dtype, depth, width, heads, groups, transposed)
-    kernels = placed(plan)
+    kernels = placed(plan, rows=LARGE)
     for length, keys in ((3, 72), (130, 136)):
         right(plan, kernels, length, keys, "causal", tolerance=BOUND[dtype], choose=large)
 
 
 def test_tiles_above_the_diagonal_are_not_computed() -> None:
     plan = causal("float16")
-    kernels = placed(plan)
+    kernels = placed(plan, rows=LARGE)
     for length, keys in ((1, 1), (65, 63), (130, 130), (64, 200), (200, 7), (3, 197)):
         feeds, want = causal_case("float16", length, keys)
         got, (count,) = run(plan, feeds, large, kernels)
@@ -81,7 +82,7 @@ def test_tiles_above_the_diagonal_are_not_computed() -> None:
 def test_keys_that_are_one_tile_have_no_loop() -> None:
     plan = causal("float16", keys=17)
     feeds, want = causal_case("float16", 197, 17)
-    got, _ = run(plan, feeds, large, placed(plan))
+    got, _ = run(plan, feeds, large, placed(plan, rows=LARGE))
     assert np.abs(np.nan_to_num(got["y"].astype(np.float64)) - np.nan_to_num(want)).max() <= BOUND["float16"]
 
 
@@ -111,7 +112,7 @@ def suffix() -> FusionPlan:
 @pytest.mark.slow
 def test_a_row_of_any_fragment_makes_the_block_visit_the_other_tiles() -> None:
     plan = suffix()
-    (p,) = placed(plan)
+    (p,) = placed(plan, rows=LARGE)
     text = large(p).text
     asked = text[text.index("float seen") : text.index("seen = pd_min")]
     bug = with_bugs(large(p), {"only the first fragment votes": (asked, asked.replace("fragment < 2", "fragment < 1"))})
@@ -145,7 +146,7 @@ BUGS = {
 @pytest.fixture(scope="module")
 def broken() -> tuple[FusionPlan, PlacedGroup]:
     plan = attention()
-    (p,) = placed(plan)
+    (p,) = placed(plan, rows=LARGE)
     return plan, replace(p, kernels=with_bugs(large(p), BUGS))
 
 
@@ -174,7 +175,7 @@ def test_estimates_choose_it_where_there_are_enough_queries() -> None:
         True: [(a100, 48, 512, 128), (a100, 4, 4096, 128), (a100, 1, 64, 64), (rtx4090, 48, 512, 64)],
     }
     for masked, of in cases.items():
-        (p,) = placed(causal("float16") if masked else attention())
+        (p,) = placed(causal("float16") if masked else attention(), rows=("tiles", *LARGE))
         two = {128: large(p), 64: next(k for k in p.kernels if k.version.startswith("attention_64x64"))}
         for device, batch, length, better in of:
             best = min(two, key=lambda n: time(two[n], p, batch, length, device))
@@ -184,7 +185,7 @@ def test_estimates_choose_it_where_there_are_enough_queries() -> None:
 def test_where_it_is_not_built() -> None:
     """Heads of 128 if warpgroups support them, and narrow copies."""
     for depth, arch in ((128, "sm_90a"), (9, "sm_80")):
-        (p,) = placed(attention("float16", depth, 64, 1), arch)
+        (p,) = placed(attention("float16", depth, 64, 1), arch, rows=("tiles", *LARGE))
         assert not any(k.version.startswith(VERSION_PREFIX) for k in p.kernels)
 
 
@@ -198,7 +199,7 @@ def test_where_it_is_not_built() -> None:
 def test_it_compiles_without_spills(form: str, arch: str) -> None:
     plan = {"read": attention, "causal": lambda: causal("float16"), "voted": suffix,
             "deep": lambda: attention("float16", 128, 128, 1)}[form]()  # fmt: skip
-    (p,) = placed(plan)
+    (p,) = placed(plan, rows=LARGE)
     for k in (large(p), long(p)):
         use = compile_cuda(k.text, arch).kernels[k.name]
         assert use.spill_stores == use.spill_loads == 0 and use.registers <= 255

@@ -272,6 +272,21 @@ def test_the_compilers_registers_count() -> None:
     assert ns({"sm_90a": 250}) > ns({"sm_90a": 100}) == ns({"sm_80": 250}), "one block of a multiprocessor, or two"
 
 
+def test_versions_whose_products_ptxas_serialises_are_not_launched() -> None:
+    plan = planned("sm_90a")
+    env = {"nth": 132, "M": 4096, "K": 1024, "N": 1024}
+
+    def chosen(*serialised: str) -> tuple[str, tuple[str, ...]]:
+        made = estimated(plan, H200, {k: {"sm_90a": {"serialised": 1}} for k in serialised})
+        (one,) = made.launches
+        return choose(one, env, H200).kernel, made.notes
+
+    best, _ = chosen()
+    other, notes = chosen(best)
+    assert other != best and f"{best} is not launched: ptxas serialises its products (C75xx)" in notes
+    assert chosen(*(c.kernel for c in plan.launches[0].candidates))[0] == best, "there is no other"
+
+
 def test_devices_of_targets() -> None:
     named = {"sm_80": "A100", "sm_86": "3090", "sm_89": "4090", "sm_90a": "H200", "sm_100": "H200", "emulated": "H200"}
     assert all(name in hardware.device_of(f"cuda:{t}").name for t, name in named.items())

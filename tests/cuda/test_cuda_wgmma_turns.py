@@ -43,6 +43,13 @@ def test_blocks_go_from_tile_to_tile(blocks: int, k: int, built: tuple[FusionPla
     assert right(plan, of_blocks(p.kernels[0], blocks), p, feeds, want)
 
 
+@pytest.mark.parametrize(("steps", "turns"), [(128, False), (136, True)])
+def test_few_steps_have_no_tiles_in_turns(steps: int, turns: bool) -> None:
+    nodes = [node("MatMul", ["x", "w"], ["y"])]
+    plan = plan_of(nodes, {"x": ("M", steps), "w": (steps, "N")}, ["y"], dtype="float16")
+    assert any("_turns" in k.version for k in wgmma_only(plan).kernels) == turns
+
+
 def test_columns_that_192_divide() -> None:
     """Columns that are contiguous along the reduction; batches are tiles too."""
     rng = np.random.default_rng(0)

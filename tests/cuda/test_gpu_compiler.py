@@ -74,6 +74,8 @@ ptxas info    : Compiling entry function 'a' for 'sm_80'
 ptxas info    : Function properties for a
     16 bytes stack frame, 12 bytes spill stores, 8 bytes spill loads
 ptxas info    : Used 128 registers, used 1 barriers, 2048 bytes smem, 404 bytes cmem[0]
+ptxas info    : (C7520) Potential Performance Loss: wgmma.mma_async instructions are serialized due to insufficient \
+register resources for the wgmma pipeline in the function 'b'
 ptxas info    : Compiling entry function 'b' for 'sm_80'
     0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads
 ptxas info    : Used 40 registers
@@ -81,7 +83,7 @@ ptxas info    : Used 40 registers
     uses = parse_ptxas(text)
     a, b = uses["a"], uses["b"]
     assert (a.registers, a.spill_stores, a.spill_loads, a.stack, a.static_smem, a.barriers) == (128, 12, 8, 16, 2048, 1)
-    assert (b.registers, b.spill_stores, b.static_smem) == (40, 0, 0)
+    assert (b.registers, b.spill_stores, b.static_smem) == (40, 0, 0) and (a.serialised, b.serialised) == (0, 1)
     assert parse_ptxas("nothing here") == {}
 
 

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import onnx
 from onnx import TensorProto, helper
 
 from polydyn.backends.cuda import Cuda
+from polydyn.codegen.cuda.attention import ATTENTIONS
 from polydyn.codegen.cuda.emit import LONG_SUFFIX
 from polydyn.codegen.kernel import COUNTERS, MOST_COUNTERS, WORKSPACE, Kernel, TensorMapOf
 from polydyn.codegen.printers.cuda import HOPPER_PRELUDE, PRELUDE
@@ -89,10 +91,14 @@ def params_of(p: PlacedGroup, dims: Mapping[str, int]) -> dict[str, int]:
     return {n: i.evaluate(dims) for n, i in p.lowered.params.items()}
 
 
-def placed(plan: FusionPlan, arch: str = "sm_80", tf32: bool = False) -> tuple[PlacedGroup, ...]:
-    """Return the kernels of a plan, in launch order."""
+def placed(
+    plan: FusionPlan, arch: str = "sm_80", tf32: bool = False, rows: Collection[str] = ()
+) -> tuple[PlacedGroup, ...]:  # fmt: skip
+    """Return the kernels of a plan, in launch order. ``rows``: only these rows of the table of attentions, if given."""
     builder = CudaBuilder(plan, arch, tf32)
-    return tuple(p for g in plan.groups for p in builder.place(g))
+    some = tuple(x for x in ATTENTIONS if x.name in rows or not rows)
+    with mock.patch("polydyn.codegen.cuda.attention.ATTENTIONS", some):
+        return tuple(p for g in plan.groups for p in builder.place(g))
 
 
 def version(p: PlacedGroup, word: str) -> Kernel:

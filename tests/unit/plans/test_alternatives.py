@@ -6,8 +6,9 @@ from collections.abc import Sequence
 
 import pytest
 
+from polydyn.codegen.alternatives import Alternative
 from polydyn.codegen.kernel import Kernel
-from polydyn.lowering.alternatives import Alternative, Offer, Serves, place
+from polydyn.lowering.alternatives import Offer, Serves, place
 from polydyn.lowering.place import PlacedGroup
 from polydyn.schedules.decision import ONLY, choose
 from polydyn.schedules.errors import Declined
