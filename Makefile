@@ -38,7 +38,7 @@ test: $(VENV)/.extra-test
 test-long: $(VENV)/.extra-test
 	$(BIN)/python -m pytest -n auto --dist worksteal -m slow
 
-# The suite to run all day: no compiler, less than a minute.
+# The suite to run all day: no compiler, one to three minutes on two cores.
 unit: $(VENV)/.extra-test
 	$(BIN)/python -m pytest -n auto --dist worksteal tests/unit -m "not slow and not compiler"
 

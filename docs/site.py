@@ -3,8 +3,8 @@
     python docs/site.py OUT [--pages] [--quick]
 
 Markdown is written to ``OUT/source``, and mkdocs-material (extra ``[docs]``) turns it into ``OUT/html``: pages that
-load nothing from other sites. Their search needs a server: ``python -m http.server -d OUT/html``. ``--pages``:
-Markdown only. ``--quick``: notebooks are not executed.
+load nothing from other sites; they and their search also work from disk. ``--pages``: Markdown only. ``--quick``:
+notebooks are not executed.
 """
 
 from __future__ import annotations
@@ -33,7 +33,10 @@ FIRST = ["quickstart", "concepts", "comparison"]
 BACKGROUND = ["glossary", "papers", "polyhedral", "cpu", "gpu-audit", "measurements", "versions", "licences", "ROADMAP"]
 """Pages of docs/ that are background, not guides."""
 CONTRIBUTING = ["first_pull_request.md"]
-MODULES = [f"polydyn{m}" for m in ("", ".explore", ".explore.pictures", ".extend", ".session", ".errors")]
+MODULES = ("", ".session", ".explore", ".explore.pictures", ".extend", ".errors")
+"""The public modules, without ``polydyn``."""
+WIDTH = 88
+"""Columns of a signature on one line."""
 LINK = re.compile(r"(!?)\[([^\]\n]*)\]\(([^)\s#]+)(#[^)\s]*)?\)")
 CONFIG = """site_name: polydyn
 site_description: A polyhedral compiler for deep-learning models whose shapes are unknown until run time
@@ -47,14 +50,18 @@ theme:
     - {media: "(prefers-color-scheme: light)", scheme: default, toggle: {icon: material/weather-night, name: dark}}
     - {media: "(prefers-color-scheme: dark)", scheme: slate, toggle: {icon: material/weather-sunny, name: light}}
   features: [navigation.sections, navigation.top, content.code.copy, search.highlight]
-plugins: [search]
+plugins: [search, offline]
 extra_css: [wide.css]
 markdown_extensions: [tables, admonition, md_in_html, pymdownx.details, pymdownx.superfences, {toc: {permalink: true}}]
 """
 
 
-STYLE = ".md-grid { max-width: 76rem } .md-typeset pre > code { font-size: .68rem }\n"
-"""Makes pages wide enough for 120 columns of code between both navigation lists."""
+STYLE = """.md-grid { max-width: 76rem } .md-typeset pre > code { font-size: .68rem }
+[data-md-color-scheme=default] { --jp-content-font-color0: #1b1e24; --jp-layout-color0: #fff }
+[data-md-color-scheme=slate] { --jp-content-font-color0: #e6e8ec; --jp-layout-color0: #15171c }
+"""
+"""Makes pages wide enough for 120 columns of code between both navigation lists, and gives pictures the colours of the
+site's theme, whatever the system prefers: they use the variables of JupyterLab."""
 
 
 def write_pages(source: Path, execute: bool) -> list[Any]:
@@ -74,14 +81,16 @@ def write_pages(source: Path, execute: bool) -> list[Any]:
         _write(source / name, _linked(path.read_text(), path, name, places))
     for p in notebooks:
         _write(source / places[p], _linked("\n".join(_notebook(p, execute)), p, places[p], places))
-    _write(source / "reference.md", reference())
+    references = reference()
+    for name, text in references.items():
+        _write(source / name, text)
     background = [f"{n}.md" for n in BACKGROUND]
     first = [f"{n}.md" for n in FIRST]
     listed = background + first + CONTRIBUTING
     guides = [p.name for p in sorted((ROOT / "docs").glob("*.md")) if p.name not in listed]
     return [
         {"Start": ["index.md", *first]}, {"Tutorials": [{_title(source / places[p]): places[p]} for p in notebooks]},
-        {"Guides": guides}, {"Reference": ["reference.md"]},
+        {"Guides": guides}, {"Reference": [{"polydyn" + m: _reference_page(m)} for m in MODULES]},
         {"Background": background}, {"Contributing": ["contributing.md", *CONTRIBUTING, "security.md", "changelog.md"]},
         {"Decisions": [n for n in pages if n.startswith("adr/")]},
         {"Notes": [n for n in pages if n.startswith("notes/")]},
@@ -108,6 +117,8 @@ def _linked(text: str, path: Path, name: str, places: dict[Path, str]) -> str:
         up = "../" * name.count("/")
         if aim in places:
             return f"[{shown}]({up}{places[aim]}{part})"
+        if image and aim.parent == ROOT / "docs" / "pictures" and aim.suffix == ".svg":
+            return f"<div>{aim.read_text().strip()}</div>"  # an image would not see the page's theme
         if image and aim.parent == ROOT / "docs" / "pictures":
             return f"![{shown}]({up}pictures/{aim.name})"
         if aim in (ROOT / "docs" / "adr", ROOT / "docs" / "notes"):
@@ -148,32 +159,87 @@ def _shown(text: str, scope: dict[str, Any]) -> Iterator[str]:
         yield f"<div>{value._repr_html_()}</div>\n".replace("\n\n", "\n")
 
 
-def reference() -> str:
-    """Return the public names with their signatures and docstrings as Markdown."""
-    parts = ["# Reference\n", "Made from docstrings. Other modules are not part of the interface.\n"]
-    for name in MODULES:
-        module = import_module(name)
+def _reference_page(module: str) -> str:
+    return f"reference{module.replace('.', '_')}.md"
+
+
+def reference() -> dict[str, str]:
+    """Return the pages of the public modules as Markdown: names with their signatures and docstrings, each once."""
+    pages: dict[str, str] = {}
+    places: dict[int, str] = {}
+    for m in MODULES:
+        module = import_module(f"polydyn{m}")
         public = getattr(module, "__all__", None) or vars(module)["_LAZY"]
-        parts.append(f"## {name}\n\n{inspect.getdoc(module) or ''}\n")
+        parts = [f"# polydyn{m}\n", _prose(inspect.getdoc(module) or "")]
         for n in sorted(public):
             x = getattr(module, n)
             if not (inspect.isclass(x) or inspect.isfunction(x)):
                 continue
-            doc = escape(inspect.getdoc(x) or "")
-            parts.append(f"### {name}.{n}\n\n```python\n{_signature(n, x)}\n```\n\n<pre>{doc}</pre>\n")
-            if inspect.isclass(x) and issubclass(x, PolydynError) and x is not PolydynError:
-                parts.append(f"[What it looks like, and what to do](errors.md#{n.lower()})\n")
-            for method, f in sorted(vars(x).items()) if inspect.isclass(x) else ():
-                if not method.startswith("_") and inspect.isfunction(f) and inspect.getdoc(f):
-                    parts.append(f"`{_signature(method, f)}`\n\n<pre>{escape(inspect.getdoc(f) or '')}</pre>\n")
-    return "\n".join(parts)
+            parts.append(f"## {n}\n")
+            if id(x) in places:
+                parts.append(f"The same as [polydyn.{n}]({places[id(x)]}#{n.lower()}).\n")
+                continue
+            places[id(x)] = _reference_page(m)
+            parts += _entry(n, x)
+        pages[_reference_page(m)] = "\n".join(parts)
+    return pages
+
+
+def _entry(name: str, x: Any) -> Iterator[str]:
+    """Yield a function, or a class with its methods and properties."""
+    yield _code(_signature(name, x))
+    yield _prose(inspect.getdoc(x) or "")
+    if not inspect.isclass(x):
+        return
+    if issubclass(x, PolydynError) and x is not PolydynError:
+        yield f"[What it looks like, and what to do](errors.md#{name.lower()})\n"
+    for member, f in sorted(vars(x).items()):
+        if member.startswith("_") or not inspect.getdoc(f):
+            continue
+        if isinstance(f, property):
+            kind = inspect.signature(f.fget).return_annotation if f.fget else ""
+            yield f"### {name}.{member}\n\n{_code(f'{member}: {kind}')}\n{_prose(inspect.getdoc(f) or '')}"
+        elif isinstance(f, (classmethod, staticmethod)) or inspect.isfunction(f):
+            text = _signature(member, getattr(x, member))
+            yield f"### {name}.{member}\n\n{_code(text)}\n{_prose(inspect.getdoc(f) or '')}"
+
+
+def _prose(doc: str) -> str:
+    """Return a docstring as Markdown: double backticks become code, an indented block or a session a block of code."""
+    lines, block = [], False
+    for line in doc.splitlines():
+        code = line.startswith((">>>", "...", "    ")) or (block and line.strip() == "")
+        if code != block and (code or line.strip()):
+            lines.append("```python" if code else "```")
+            block = code
+        texts = line.replace("``", "`").split("`")
+        lines.append(line if block else "`".join(t if k % 2 else escape(t, False) for k, t in enumerate(texts)))
+    return "\n".join([*lines, "```"] if block else lines) + "\n"
+
+
+def _code(text: str) -> str:
+    return f"```python\n{text}\n```\n"
 
 
 def _signature(name: str, x: Any) -> str:
+    """Return a name with its parameters and their types, one a line if they do not fit on one."""
     try:
-        return f"{name}{inspect.signature(x)}"
+        signature = inspect.signature(x)
     except (TypeError, ValueError):
         return name
+    text = f"{name}{signature}".replace("'", "")
+    if len(text) <= WIDTH:
+        return text
+    parameters, bare = [], False
+    for p in signature.parameters.values():
+        if p.kind is p.KEYWORD_ONLY and not bare:
+            parameters.append("*")
+        bare = bare or p.kind in (p.KEYWORD_ONLY, p.VAR_POSITIONAL)
+        whole = str(p).replace("'", "")
+        parameters.append(whole if len(whole) <= WIDTH else f"{whole.partition(' = ')[0]} = ...")
+    result = signature.return_annotation
+    arrow = "" if result is inspect.Signature.empty else f" -> {result}".replace("'", "")
+    return f"{name}(\n{''.join(f'    {p},{chr(10)}' for p in parameters)}){arrow}"
 
 
 def main() -> None:

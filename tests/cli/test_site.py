@@ -58,13 +58,31 @@ def test_every_dependency_has_its_licence() -> None:
 
 
 def test_the_reference_has_the_public_names(site: Any) -> None:
-    text = site.reference()
-    for name in ("polydyn.compile", "polydyn.Program", "polydyn.explore.pictures.domain", "polydyn.extend.c_operator"):
-        assert f"### {name}\n" in text, name
-    assert "`run(self, feeds" in text
+    """Each is described once, with its properties, in Markdown that wraps."""
+    pages = site.reference()
+    text = "\n".join(pages.values())
+    for page, name in (("", "tune"), ("", "Program.kernel_count"), ("_explore_pictures", "domain"),
+                       ("_extend", "c_operator"), ("_session", "InferenceSession.run")):  # fmt: skip
+        level = "###" if "." in name else "##"
+        assert f"\n{level} {name}\n" in pages["reference.md" if "InferenceSession" in name else f"reference{page}.md"]
+    assert "``" not in text.replace("```", "") and "<pre>" not in text and text.count("\ntune(\n") == 1
+    assert "The same as [polydyn.OrtValue](reference.md#ortvalue)" in pages["reference_session.md"]
+    code = [line for block in text.split("```python\n")[1:] for line in block.partition("```")[0].splitlines()]
+    assert max(map(len, code)) <= 120
+    assert site._prose("Of ``a<b`` and <b>:\n\n    x = 1\n\nEnd.") == (
+        "Of `a<b` and &lt;b&gt;:\n\n```python\n    x = 1\n\n```\nEnd.\n"
+    )
+
+
+def test_pictures_follow_the_theme_of_the_site(site: Any) -> None:
+    """They are part of the page, and take their colours from variables that the style sheet sets for each theme."""
+    page = ROOT / "docs" / "concepts.md"
+    text = site._linked("![the kernels](pictures/fusion.svg)", page, "concepts.md", {})
+    assert text.startswith("<div><svg") and "var(--jp-content-font-color0" in text and "\n\n" not in text
+    assert site.STYLE.count("--jp-content-font-color0:") == 2 and "offline" in site.CONFIG
 
 
 def test_every_error_class_of_the_reference_leads_to_its_section(site: Any) -> None:
     sections = re.findall(r"^### (\w+)$", (ROOT / "docs" / "errors.md").read_text(), re.MULTILINE)
-    links = re.findall(r"\]\(errors\.md#(\w+)\)", site.reference())
+    links = re.findall(r"\]\(errors\.md#(\w+)\)", "".join(site.reference().values()))
     assert {"modelerror", "missingnameerror", "legalityerror"} < set(links) <= {s.lower() for s in sections}
