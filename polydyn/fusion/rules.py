@@ -62,7 +62,7 @@ def epilogue(plan: FusionPlan, a: FusedGroup, b: FusedGroup) -> Join | str | Non
             return "it reduces; only element-wise readers are epilogues of a contraction"
         if graph.tensors[n.output].shape != shape:
             return f"its shape {_dims(graph, n)} is not the contraction's ({', '.join(map(str, shape))})"
-        if _fetches(n, outputs) or not all(_same_place(graph, n, x, rows) for x in reads_of(outputs, n)):
+        if _fetches(n, outputs) or not all(_same_place(n, x, rows) for x in reads_of(outputs, n)):
             return "it does not read the contraction's output element by element"
         if not is_tileable(graph, n, plan.lanes):
             return "the register tile's vector lanes cannot compute it"
@@ -195,7 +195,7 @@ def _fetches(n: Compute, outputs: set[str]) -> bool:
     return decided or any(i.fetches() for x in reads_of(outputs, n) for i in x.index)
 
 
-def _same_place(graph: Graph, n: Compute, x: Load, rows: Rows) -> bool:
+def _same_place(n: Compute, x: Load, rows: Rows) -> bool:
     """Check whether a node of the same shape reads a tensor at its own subscripts."""
     return all(str(x.index[a]) == dim_name(a) for a in rows[n.output])
 
