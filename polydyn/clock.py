@@ -17,6 +17,8 @@ from typing import Any, ParamSpec, TypeVar
 
 P = ParamSpec("P")
 T = TypeVar("T")
+IMPORT = "import of the model"
+"""The first section of every compilation."""
 REST = "the rest"
 """The section of time that is in no other section."""
 
@@ -54,6 +56,11 @@ class Timing:
     def seconds(self) -> float:
         """Elapsed seconds of the whole compilation."""
         return sum(s.seconds for s in self.sections)
+
+    @property
+    def is_compilation(self) -> bool:
+        """Whether the model was compiled; a stored program is only opened."""
+        return any(s.name == IMPORT for s in self.sections)
 
     @property
     def processor(self) -> float:

@@ -17,7 +17,7 @@ from polydyn.backends import Options, target_of
 from polydyn.backends.base import Target
 from polydyn.backends.launches import distinct_kernels, host_plan
 from polydyn.build.compiler import why_elsewhere
-from polydyn.clock import measuring, section
+from polydyn.clock import IMPORT, measuring, section
 from polydyn.codegen.pipeline import Loops, loops_kept
 from polydyn.debug import Stage, Verify, stages, verifying
 from polydyn.errors import FallbackWarning, PolydynError, UnsupportedError, planning
@@ -139,7 +139,7 @@ def _artifact(
     begun: ExitStack,
 ) -> tuple[Artifact, int]:  # fmt: skip
     """Return the artifact of one attempt and the number of compiled units. An error names what could not be planned."""
-    with section("import of the model"):
+    with section(IMPORT):
         graph = stage("import", read(), show_graph)
     for note in fallback_notes(graph):
         warnings.warn(note, FallbackWarning, stacklevel=4)

@@ -98,16 +98,20 @@ def _device_compilers(target: str) -> list[str]:
         return [""]
 
 
-def _registrations() -> str:
-    """Return the digest of the operators that ``polydyn.extend`` registered; "" if there are none.
-
-    UnsupportedError: Python rules define one, and rules may call any code.
+def registrations() -> str | None:
+    """Return the digest of the operators that ``polydyn.extend`` registered: "" if there are none, None if Python rules
+    define one.
     """
     if "polydyn.extend" not in sys.modules:  # loading it takes longer than opening a program
         return ""
     from polydyn.extend import fingerprint
 
-    known = fingerprint()
+    return fingerprint()
+
+
+def _registrations() -> str:
+    """Return ``registrations``. UnsupportedError: Python rules define an operator, and rules may call any code."""
+    known = registrations()
     if known is None:
         raise UnsupportedError("an operator is defined by Python rules", rule="program_key", remedy="compile the model")
     return known

@@ -30,7 +30,7 @@ import numpy as np
 from polydyn.build.compiler import TARGETS, why_elsewhere
 from polydyn.errors import InputError, PolydynError, UnsupportedError
 from polydyn.onnx_runtime import ort_session
-from polydyn.program_key import Arguments
+from polydyn.program_key import Arguments, registrations
 from polydyn.runtime.artifact import read_artifact
 from polydyn.runtime.opening import open_program
 from polydyn.runtime.program import Array, Program, check_threads, numpy_dtype
@@ -131,11 +131,12 @@ def quick_program(
         raise UnsupportedError(
             f"a quick start is for the CPU, not for {arguments.target}", rule="start", remedy="leave out start='quick'"
         )
-    if arguments.target not in TARGETS or why_elsewhere(arguments.target):
-        return compile_now()  # it raises the error
+    if arguments.target not in TARGETS or why_elsewhere(arguments.target) or registrations() != "":
+        return compile_now()  # it raises an error, or needs operators that another process does not know
     sizes_by_name(arguments.dims)
     data = model if isinstance(model, (str, os.PathLike)) else _bytes(model)
-    return QuickProgram(data, arguments, threads, compile_now, key)
+    stand_in = _stand_in(data, arguments, check_threads(threads))
+    return compile_now() if stand_in is None else QuickProgram(data, arguments, threads, compile_now, key, stand_in)
 
 
 class QuickProgram(Program):
@@ -147,17 +148,15 @@ class QuickProgram(Program):
 
     def __init__(
         self, model: bytes | str | os.PathLike[str], arguments: Arguments, threads: int | None,
-        compile_now: Callable[[], Program], key: str,
+        compile_now: Callable[[], Program], key: str, stand_in: StandIn,
     ) -> None:  # fmt: skip
-        self._threads, self._begun, self._calls = check_threads(threads), time.monotonic(), 0
+        self.threads, self._begun, self._calls = check_threads(threads), time.monotonic(), 0
         self._compile_now, self._key, self._pid, self._looked = compile_now, key, os.getpid(), 0.0
         self._program: Program | None = None
-        self._report = ""
-        self._stand_in = _stand_in(model, arguments, self._threads)
+        self._stand_in: StandIn | None = stand_in
         self._process = _Compiling(model, arguments, threads, bool(key))
         weakref.finalize(self, self._process.close)
-        name = self._stand_in.name if self._stand_in is not None else "nothing"
-        self._report = f"{name} answers calls while the model is compiled"
+        self._report = f"{stand_in.name} answers calls while the model is compiled"
         log.info(self._report)
         self._taking_over = threading.Thread(target=_take_over, args=(weakref.ref(self), self._process), daemon=True)
         self._taking_over.start()
@@ -212,7 +211,7 @@ class QuickProgram(Program):
         from polydyn.program_cache import stored_program
 
         self._looked = now
-        program = stored_program(self._key, threads=self._threads)
+        program = stored_program(self._key, threads=self.threads)
         if program is not None:
             self._switch(program)
         return program
@@ -225,7 +224,7 @@ class QuickProgram(Program):
         log.info(self._report)
 
 
-_OWN = frozenset((*vars(QuickProgram), "inputs", "outputs", "_threads", "_begun", "_calls", "_compile_now", "_pid",
+_OWN = frozenset((*vars(QuickProgram), "inputs", "outputs", "threads", "_begun", "_calls", "_compile_now", "_pid",
                   "_looked", "_program", "_report", "_stand_in", "_process", "_taking_over", "_key")) - {
     "__doc__"
 }  # fmt: skip
@@ -240,7 +239,7 @@ def _stand_in(model: bytes | str | os.PathLike[str], arguments: Arguments, threa
         log.info("ONNX Runtime does not answer calls: %s", e)
     try:
         return Evaluator(model, arguments)
-    except PolydynError as e:
+    except (PolydynError, ImportError) as e:
         log.info("the evaluator does not answer calls: %s", e)
     return None
 
@@ -301,7 +300,7 @@ def _take_over(quick: weakref.ref[QuickProgram], process: _Compiling) -> None:
         if not problem:
             try:
                 artifact = replace(read_artifact(process.program), file=None)  # the file is removed now
-                owner._switch(open_program(artifact, threads=owner._threads))
+                owner._switch(open_program(artifact, threads=owner.threads))
             except PolydynError as e:
                 problem = str(e)
         if problem:

@@ -47,11 +47,14 @@ def compile_(model: str, output: str, timing: bool, as_json: bool, settings: Com
         "output": output, "bytes": size, "seconds": seconds, "launches": len(program.launches),
         "kernels": program.kernel_count, "compilations": program.compilations, "peak_bytes": int(peak * 2**20),
     }  # fmt: skip
+    made = f"opened from the cache in {seconds:.1f} s: {len(program.launches)} launches, {program.kernel_count} kernels"
+    if program.timing and program.timing.is_compilation:
+        made = f"compiled in {seconds:.1f} s: {len(program.launches)} launches, {program.kernel_count} kernels, "
+        made += f"{program.compilations} translation units compiled (the others were in the cache)"
     facts |= {"timing": program.timing.to_json()} if timing and program.timing else {}
     answer(
         as_json, facts, *([f"{program.timing}\n"] if timing else []),
-        f"compiled in {seconds:.1f} s: {len(program.launches)} launches, {program.kernel_count} kernels, "
-        f"{program.compilations} translation units compiled (the others were in the cache), peak memory {peak:.0f} MB",
+        f"{made}, peak memory {peak:.0f} MB",
         f"{output}: {size / 1e6:.1f} MB",
     )  # fmt: skip
 

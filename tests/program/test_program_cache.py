@@ -112,8 +112,9 @@ def test_the_time_of_a_compilation_is_divided_among_its_parts() -> None:
     assert json.loads(json.dumps(timing.to_json()))["seconds"] == timing.seconds
     for u in timing.units:  # none, if a run before compiled them
         assert u.processor > 0 and set(u.lines) <= {k["name"] for k in program.manifest["kernels"]}
+    assert timing.is_compilation
     stored = [compile_cached(free()).timing for _ in range(2)][1]
-    assert stored is not None and {s.name for s in stored.sections} == {
+    assert stored is not None and not stored.is_compilation and {s.name for s in stored.sections} == {
         "the rest", "key of the program", "opening a stored program",
     }  # fmt: skip
 
@@ -257,9 +258,10 @@ print(modules, [m for m in sys.modules if m.startswith(("polydyn.compiler", "pol
 def test_the_command_line_takes_stored_programs(compiled: list[Any], tmp_path: Path) -> None:
     path = tmp_path / "m.onnx"
     onnx.save(free(), str(path))
-    for k, arguments in enumerate((["--json"], ["--no-cache"])):
+    for k, arguments in enumerate((["--json"], ["--no-cache", "--timing"])):
         done = CliRunner().invoke(main, ["compile", str(path), "-o", str(tmp_path / "p"), *arguments])
         assert done.exit_code == 0 and len(compiled) == k + 1
+        assert done.output.startswith("section ") == (k == 1)
     assert CliRunner().invoke(main, ["explain", str(path), "--shape", "N=4"]).exit_code == 0
     assert CliRunner().invoke(main, ["run", str(path), "--shape", "N=4"]).exit_code == 0
     assert len(compiled) == 2

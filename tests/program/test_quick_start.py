@@ -21,7 +21,7 @@ import pytest
 import polydyn
 from polydyn import program_cache, quick_start
 from polydyn.build.cache import cache_dir
-from polydyn.errors import InputError, PolydynError, UnsupportedError
+from polydyn.errors import InputError, ModelError, PolydynError, UnsupportedError
 from polydyn.program_cache import compile as compile_cached
 from polydyn.program_key import Arguments, program_key
 from polydyn.quick_start import Evaluator, OnnxRuntime, QuickProgram, _Compiling
@@ -153,9 +153,11 @@ def test_a_forked_process_takes_the_stored_program(held: threading.Event, compil
 def test_stored_programs_and_wrong_arguments(held: threading.Event, compiled: Program) -> None:
     program_cache._store(compiled, program_key(square(), Arguments()))
     assert type(compile_cached(square(), start="quick")) is Program
+    with pytest.raises(ModelError, match="cannot read missing"):  # no stand-in, so it is compiled at once
+        compile_cached("missing.onnx", start="quick")
     for arguments, message in (
         ({"start": "slow"}, "'full' or 'quick'"), ({"target": "cuda:sm_80"}, "for the CPU"),
-        ({"target": "cpu:none"}, "cpu:none"), ({"dims": {"N": (3, 2)}}, "no size"),
+        ({"target": "cpu:none"}, "unknown target"), ({"dims": {"N": (3, 2)}}, "no size"),
     ):  # fmt: skip
         with pytest.raises(PolydynError, match=message):
             compile_cached(square(), **{"start": "quick", **arguments})
