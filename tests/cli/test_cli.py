@@ -152,7 +152,7 @@ def test_explain_and_profile_name_the_kernels(saved: Path) -> None:
 @pytest.mark.parametrize(
     ("args", "message"),
     [
-        (("inspect", "missing.onnx"), "error (ModelError): cannot read missing.onnx"),
+        (("inspect", "missing.onnx"), "error (MissingModelError): cannot read missing.onnx"),
         (("run", "SAVED", "--shape", "B=9,L=2"), "compiled for 1 <= B <= 8"),
         (("run", "SAVED", "--shape", "B=2"), "no size is given for L"),
         (("run", "SAVED", "--input", "input_ids=nothing.npy"), "cannot read nothing.npy"),
@@ -182,7 +182,7 @@ def test_a_failed_compile_leaves_no_output(tmp_path: Path, relu: Path) -> None:
 
 def test_debug_shows_where_an_error_comes_from() -> None:
     done = call("--debug", "inspect", "missing.onnx")
-    assert done.exit_code == 1 and type(done.exception).__name__ == "ModelError"
+    assert done.exit_code == 1 and type(done.exception).__name__ == "MissingModelError"
 
 
 def test_doctor_names_compiler_processor_and_cache(monkeypatch: pytest.MonkeyPatch) -> None:
