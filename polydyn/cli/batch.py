@@ -5,21 +5,18 @@ from __future__ import annotations
 import sys
 from contextlib import closing
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-from polydyn.build.cache import writable
 from polydyn.cli.group import main
 from polydyn.cli.machine import DIFFERENT, as_json
 from polydyn.cli.output import answer, print_text, terminal
 from polydyn.errors import InputError
-from polydyn.jobs.ledger import Attempt, Ledger, folder_of, latest
-from polydyn.jobs.report import write_report
-from polydyn.jobs.run import Batch, State
-from polydyn.runtime.explain import text_table
 
+if TYPE_CHECKING:
+    from polydyn.jobs.ledger import Attempt, Ledger
+    from polydyn.jobs.run import State
 
 class Batches(click.Group):
     """A group in which ``batch FILE`` means ``batch run FILE``."""
@@ -51,6 +48,10 @@ JOBS = click.argument("jobs", type=click.Path(exists=True, dir_okay=False, path_
 @as_json
 def run(jobs: Path, workers: int, scheduler: str | None, files: str, as_json: bool) -> None:
     """Run the jobs of a file, except finished ones; exit code 3 if a job failed."""
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+    from polydyn.jobs.run import Batch
+
     columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[left]}"), TimeElapsedColumn())
     with Progress(*columns, console=terminal(), transient=True, disable=as_json or not terminal().is_terminal) as bar:
         line = bar.add_task("starting workers", total=None, left="")
@@ -74,6 +75,9 @@ def run(jobs: Path, workers: int, scheduler: str | None, files: str, as_json: bo
 @as_json
 def status(jobs: Path, as_json: bool) -> None:
     """Show the latest attempt of every step in the ledger of a job file."""
+    from polydyn.jobs.ledger import latest
+    from polydyn.runtime.explain import text_table
+
     ledger = _ledger(jobs)
     final, attempts = latest(ledger.attempts()), ledger.attempts()
     runs = ledger.runs()
@@ -97,6 +101,9 @@ def status(jobs: Path, as_json: bool) -> None:
 @as_json
 def report(jobs: Path, output: Path, as_json: bool) -> None:
     """Write the report of the last run as one HTML page."""
+    from polydyn.build.cache import writable
+    from polydyn.jobs.report import write_report
+
     ledger = _ledger(jobs)
     with closing(ledger), writable(output):
         write_report(ledger, jobs.name, output)
@@ -104,6 +111,8 @@ def report(jobs: Path, output: Path, as_json: bool) -> None:
 
 
 def _ledger(jobs: Path) -> Ledger:
+    from polydyn.jobs.ledger import Ledger, folder_of
+
     path = folder_of(jobs) / "ledger.db"
     if not path.exists():
         raise InputError(f"{jobs.name} was never run", rule="batch status", remedy=f"polydyn batch {jobs.name}")

@@ -8,24 +8,19 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from polydyn.cli.baselines import Call, Source, baseline_names, open_baseline
 from polydyn.cli.group import main
-from polydyn.cli.inputs import feeds_for, named_files
 from polydyn.cli.machine import DIFFERENT, CompileSettings, as_json, of_machine
 from polydyn.cli.output import answer
 from polydyn.cli.parsing import sizes
-from polydyn.cli.progress import working
 from polydyn.errors import InputError
-from polydyn.runtime.artifact import is_artifact
-from polydyn.runtime.explain import text_table
-from polydyn.runtime.program import Program
-from polydyn.session.trace import call_events, write_trace
-from polydyn.verification import TOLERANCE, UNITS, check_target, verify_model
-from polydyn.verification import compare as compare_arrays
+
+if TYPE_CHECKING:
+    from polydyn.cli.baselines import Call
+    from polydyn.runtime.program import Program
 
 SHAPES = click.option("--shape", "shapes", type=sizes, metavar="B=1,L=8", required=True, multiple=True,
                       help="Sizes for generated inputs; may be repeated.")  # fmt: skip
@@ -52,6 +47,10 @@ def bench(
     The times are medians of whole calls from Python. A difference smaller than the machine's noise means nothing: the
     column spread is the interquartile range of polydyn's times relative to their median.
     """
+    from polydyn.cli.baselines import Source, baseline_names, open_baseline
+    from polydyn.runtime.artifact import is_artifact
+    from polydyn.runtime.explain import text_table
+
     if is_artifact(model):
         raise InputError(f"{model} is a saved program", rule="bench compares runtimes of one model",
                          remedy="give the .onnx file, or compare two programs with polydyn compare")  # fmt: skip
@@ -88,6 +87,8 @@ def bench(
 
 def _limit(program: Program) -> float:
     """Return the allowed difference of results of whole programs: a few units in the last place for 16-bit types."""
+    from polydyn.verification import TOLERANCE, UNITS
+
     return max(TOLERANCE, *(8 * UNITS.get(o["dtype"], 0.0) for o in program.manifest["outputs"]))
 
 
@@ -112,6 +113,9 @@ def _measured(
     program: Program, shapes: Sequence[dict[str, int]], calls: Mapping[str, Call], rounds: int
 ) -> Iterator[tuple[dict[str, int], tuple[Any, Any]]]:
     """Yield each shape with the result of ``_alternating`` for inputs of ``program``."""
+    from polydyn.cli.inputs import feeds_for
+    from polydyn.cli.progress import working
+
     with working(_text(shapes[0]), len(shapes), measuring=True) as step:
         for shape, following in zip(shapes, [*map(_text, shapes[1:]), ""], strict=True):
             yield shape, _alternating(calls, feeds_for(program, shape, {}), rounds)
@@ -132,6 +136,9 @@ def _alternating(calls: Mapping[str, Call], feeds: Mapping[str, Any], rounds: in
 
 def _error(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> float:
     """Return the maximum error of all outputs; infinite if their shapes differ."""
+    from polydyn.verification import TOLERANCE
+    from polydyn.verification import compare as compare_arrays
+
     return max(
         compare_arrays(n, ours[n], theirs[n], TOLERANCE).error if ours[n].shape == theirs[n].shape else float("inf")
         for n in ours
@@ -163,6 +170,10 @@ def compare(
     """Compare two programs (artifacts or models): kernels, times and results at each shape; exit code 3 if results
     differ.
     """
+    from polydyn.runtime.explain import text_table
+    from polydyn.verification import TOLERANCE
+    from polydyn.verification import compare as compare_arrays
+
     a, b = settings.open(first), settings.open(second)
     facts = [_facts(first, a), _facts(second, b)]
     rows = []
@@ -203,7 +214,7 @@ def _row(r: Mapping[str, Any]) -> tuple[str, ...]:
 @click.argument("model")
 @click.option("--shape", type=sizes, metavar="B=1,L=8", help="Sizes for generated inputs, as in B=1,L=8.")
 @click.option("--input", "files", multiple=True, help="An input from a file, as in name=array.npy.")
-@click.option("--tolerance", default=TOLERANCE, show_default=True, type=click.FloatRange(min=0),
+@click.option("--tolerance", default=1e-4, show_default=True, type=click.FloatRange(min=0),
               help="Tolerance of floats, relative to the scale.")
 @as_json
 @of_machine
@@ -220,6 +231,11 @@ def verify(
 
     Kernels check every memory access, which is slow: choose small sizes.
     """
+    from polydyn.cli.inputs import feeds_for, named_files
+    from polydyn.cli.progress import working
+    from polydyn.runtime.artifact import is_artifact
+    from polydyn.verification import check_target, verify_model
+
     if is_artifact(model):
         raise InputError(f"{model} is a saved program", rule="verify needs the graph", remedy="give the .onnx file")
     check_target(settings.target)
@@ -262,6 +278,9 @@ def trace(
 
     Launches on a device, and launches between host steps, are timed one by one and shown in one row.
     """
+    from polydyn.cli.inputs import feeds_for, named_files
+    from polydyn.session.trace import call_events, write_trace
+
     opened = settings.open(program)
     events = call_events(opened, feeds_for(opened, shape or {}, named_files(files)), repeats=5)
     write_trace(output, events)

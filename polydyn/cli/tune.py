@@ -4,26 +4,22 @@ from __future__ import annotations
 
 from dataclasses import asdict
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
+from polydyn.backends.options import Options
 from polydyn.cli.group import main
 from polydyn.cli.machine import CompileSettings, as_json, of_machine
 from polydyn.cli.output import print_json, print_text, terminal
-from polydyn.cli.progress import TimeLeft
-from polydyn.compiler import Options
-from polydyn.measure import TRIALS, TunedGroup
-from polydyn.measure import Progress as State
-from polydyn.measure import tune as tune_model
-from polydyn.runtime.explain import text_table
-from polydyn.runtime.shapes_log import read_log
-from polydyn.search.outcomes import MIN_GAIN
 
+if TYPE_CHECKING:
+    from polydyn.measure import Progress as State
+    from polydyn.measure import TunedGroup
 
 @main.command()
 @click.argument("model")
-@click.option("--trials", default=TRIALS, show_default=True, type=click.IntRange(1), help="Tiles to try per group.")
+@click.option("--trials", default=64, show_default=True, type=click.IntRange(1), help="Tiles to try per group.")
 @click.option("--seed", default=0, show_default=True, type=int)
 @click.option("--from-log", "log", help="Shapes seen in traffic: JSON of Program.shapes_seen().")
 @as_json
@@ -34,6 +30,13 @@ def tune(model: str, trials: int, seed: int, log: str | None, as_json: bool, set
     For CUDA, tiles are measured if the device is present, and otherwise ranked by a model. Results are added to
     --records. If tuning is stopped, the next call continues.
     """
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+    from polydyn.cli.progress import TimeLeft
+    from polydyn.measure import tune as tune_model
+    from polydyn.runtime.explain import text_table
+    from polydyn.runtime.shapes_log import read_log
+
     if settings.records is None:
         raise click.UsageError("--records names no file to add to; it is created if it does not exist")
     seen = read_log(Path(log)) if log else []
@@ -77,6 +80,8 @@ def tune(model: str, trials: int, seed: int, log: str | None, as_json: bool, set
 
 def _gain(g: TunedGroup) -> str:
     """Return the text of the gain over the kernel without tuning."""
+    from polydyn.search.outcomes import MIN_GAIN
+
     if g.gain is None:
         return "-"
     return f"{g.gain:.2f}" if g.gain >= MIN_GAIN else f"{g.gain:.2f}, the default is kept"

@@ -17,7 +17,9 @@ import polydyn
 from polydyn.cli import main
 from polydyn.cli.doctor import EXTRAS, REQUIRED_PACKAGES
 from polydyn.cli.group import COMMANDS
+from polydyn.measure import TRIALS
 from polydyn.runtime.explain import text_table
+from polydyn.verification import TOLERANCE
 from tests.support.paths import ROOT
 from tests.support.stored import path_of
 from tests.support.tiny import model, node
@@ -59,15 +61,23 @@ def test_run_with_made_up_inputs_and_with_files(saved: Path, tmp_path: Path) -> 
 
 
 def test_help_and_completion_import_no_command() -> None:
-    """They cost little more than Python itself: neither numpy nor rich nor onnx is imported."""
+    """They cost little more than Python itself: neither numpy nor rich nor onnx is imported. The options of the most
+    frequent commands are completed without them too."""
     code = "import sys; from polydyn.cli import main; main(['--help'], standalone_mode=False); " \
-           "print(*{'numpy', 'rich', 'onnx', 'polydyn.errors'} & {*sys.modules})"  # fmt: skip
+           "import polydyn.cli.programs, polydyn.cli.tune, polydyn.cli.compare, polydyn.cli.batch; " \
+           "print(*{'numpy', 'rich', 'onnx', 'polydyn.runtime.program'} & {*sys.modules})"  # fmt: skip
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     lines = done.stdout.splitlines()
     assert lines[-1] == "" and not any(line.endswith("...") or len(line) > 80 for line in lines[1:])
     assert all(any(line.startswith(f"  {name} ") for line in lines) for name in COMMANDS)
     items = main.shell_complete(click.Context(main), "com")
     assert [i.value for i in items] == ["compare", "compile", "completion"]
+
+
+def test_defaults_of_commands_are_those_of_the_interface() -> None:
+    """They are written out in the options, because the modules that define them load slowly."""
+    defaults = {(c, p.name): p.default for c in ("tune", "verify") for p in main.get_command(None, c).params}  # type: ignore
+    assert defaults["tune", "trials"] == TRIALS and defaults["verify", "tolerance"] == TOLERANCE
 
 
 def test_every_module_of_commands_is_listed() -> None:
