@@ -25,7 +25,6 @@ from polydyn.search.cost import ftuner as ftuner_cost
 from polydyn.search.select import shares, top_n
 from polydyn.search.spaces.space import Usage
 from polydyn.search.spaces.ukernel import Filter, in_bound
-from polydyn.testing.covers import combine
 from polydyn.testing.machines import A100, T4, V100
 from polydyn.testing.simulated import gemm
 
@@ -204,8 +203,6 @@ def test_ftuner_combination_as_printed_may_use_three_sizes_or_find_nothing() -> 
     assert three
     assert all(len(set(path)) == 3 for path in three)  # "two uKernels"
     assert printed(5, [7, 8]) == []  # "no padding in at least one axis"
-    assert combine(31, {6: 6, 10: 10, 15: 15}).padding == 1
-    assert combine(5, {7: 7, 8: 8}).counts == ((7, 1),)
 
 
 # -- BladeDISC 5.2.2 ---------------------------------------------------------------------------------------
