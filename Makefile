@@ -1,5 +1,5 @@
 # Each target makes what it needs: a virtual environment in .venv (stamp files say which extras are in it), then runs.
-# make demo | MODEL=path.onnx [SHAPES='B=1,L=8 B=4,L=61'] make demo | make test | make test-long | make unit | make checked | make lint | make types | make layout
+# make demo | MODEL=path.onnx [SHAPES='B=1,L=8 B=4,L=61'] make demo | make test | make test-long | make test-cuda | make unit | make checked | make lint | make types | make layout
 # Jobs of continuous integration (.github/workflows): make lint types unit | make test | BASE=commit make replay-difference | make nightly-fuzz | make test-newest | make docs | make sdist wheel | make release-test
 # MODEL=path.onnx [SHAPES=...] [THREADS='1 2'] [ARGS=...] make bench | MODEL=... SHAPES=... make shortfall | make opening
 # make bench-gemm | make bench-stitch | make bench-cpu | make bench-fusion | SEEDS=500 [TARGET=cpu] make fuzz | make fuzz-layers | make fuzz-models | make fuzz-torch | make fuzz-shapes | make damage | make shape-inference | make conformance | make schemas | make guards | make emulate | make pycuda-test | make pycuda-emulate | make gpu-pack | make gpu | make gpu-rehearsal | make gpu-after | make models | make release-test | make arm-test | make serving | make wheel | make clean
@@ -15,7 +15,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
-.PHONY: demo torch test test-long unit lint types check checked pool-tsan bench bench-gemm bench-stitch bench-cpu bench-fusion shortfall opening fuzz fuzz-layers fuzz-models fuzz-torch fuzz-shapes damage shape-inference conformance schemas guards accuracy emulate pycuda-test pycuda-emulate gpu gpu-pack gpu-rehearsal gpu-after models tiny-models replay replay-difference layout nightly-fuzz test-newest docs release-test arm-test serving sdist wheel clean
+.PHONY: demo torch test test-long test-cuda unit lint types check checked pool-tsan bench bench-gemm bench-stitch bench-cpu bench-fusion shortfall opening fuzz fuzz-layers fuzz-models fuzz-torch fuzz-shapes damage shape-inference conformance schemas guards accuracy emulate pycuda-test pycuda-emulate gpu gpu-pack gpu-rehearsal gpu-after models tiny-models replay replay-difference layout nightly-fuzz test-newest docs release-test arm-test serving sdist wheel clean
 
 $(VENV)/.made:
 	$(PYTHON) -c 'import sys; sys.exit("polydyn needs Python 3.10 or newer") if sys.version_info < (3, 10) else None'
@@ -37,6 +37,10 @@ test: $(VENV)/.extra-test
 # What `make test` leaves out: larger models, further parameters of cases that it has.
 test-long: $(VENV)/.extra-test
 	$(BIN)/python -m pytest -n auto --dist worksteal -m slow
+
+# All tests of CUDA kernels on the emulation, for changes of codegen/cuda, codegen/device or of what is below the schedules.
+test-cuda: $(VENV)/.extra-test
+	$(BIN)/python -m pytest -n auto --dist worksteal -m "" tests/cuda
 
 # The suite to run all day: no compiler, one to three minutes on two cores.
 unit: $(VENV)/.extra-test

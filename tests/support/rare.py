@@ -3,7 +3,9 @@
     python -m pytest -n 2 -m "" --junitxml=times.xml && python -m tests.support.rare times.xml
 
 Of a test with several cases the fastest are kept: as many as run in ``BUDGET_SECONDS``, at least one, and all that take
-less than ``SHORT_SECONDS``. `make test-long` runs the others. A test with one case stays, unless it is marked slow.
+less than ``SHORT_SECONDS``. Then no case is kept that takes longer than ``LONGEST_SECONDS``, less in folders of
+``FOLDER_SECONDS``, except ``ESSENTIAL`` and the fastest case of a file. `make test-long` runs the others, `make
+test-cuda` all those of CUDA: a change of their kernels or of the emulator needs them.
 """
 
 from __future__ import annotations
@@ -14,7 +16,17 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from xml.etree import ElementTree
 
-BUDGET_SECONDS, SHORT_SECONDS = 6.0, 2.0
+BUDGET_SECONDS, SHORT_SECONDS, LONGEST_SECONDS = 6.0, 2.0, 10.0
+FOLDER_SECONDS = {"tests/cuda": 3.0, "tests/benchmarks": 6.0, "tests/cli": 6.0}
+"""Maximum seconds of a case in a folder. No kernel of CUDA has run on a GPU yet, and their texts rarely change."""
+ESSENTIAL = frozenset({
+    "tests/cli/test_jobs.py::test_a_batch_goes_on_after_a_failure_and_resumes",
+    "tests/cuda/test_cuda_program.py::test_models_run_at_every_shape_compiled_once[bert_tiny]",
+    "tests/models/test_code_blocks.py::test_the_first_page",
+    "tests/unit/onnx/test_operators_spatial.py::test_a_share_of_the_onnx_node_tests",
+    "tests/unit/plans/test_planted_mistakes.py::test_mistakes_are_seen",
+})
+"""Slow cases of which each is the only one of its kind."""
 TABLE = Path(__file__).parents[1] / "rare_cases.txt"
 
 
@@ -31,7 +43,21 @@ def choose(seconds: Mapping[str, float]) -> list[str]:
     of_test: dict[str, list[tuple[float, str]]] = defaultdict(list)
     for case, time in seconds.items():
         of_test[case.partition("[")[0]].append((time, case))
-    return sorted(case for cases in of_test.values() for case in _rest(sorted(cases)))
+    rest = {case for cases in of_test.values() for case in _rest(sorted(cases))}
+    return sorted(rest | _long({case: time for case, time in seconds.items() if case not in rest}))
+
+
+def _long(seconds: Mapping[str, float]) -> set[str]:
+    """Return the cases that take too long, except the fastest of each file."""
+    fastest: dict[str, str] = {}
+    for case in sorted(seconds, key=lambda x: (seconds[x], x)):
+        fastest.setdefault(case.partition("::")[0], case)
+
+    def limit(case: str) -> float:
+        return next((s for folder, s in FOLDER_SECONDS.items() if case.startswith(folder)), LONGEST_SECONDS)
+
+    kept = ESSENTIAL | set(fastest.values())
+    return {case for case, time in seconds.items() if time > limit(case) and case not in kept}
 
 
 def _rest(cases: list[tuple[float, str]]) -> Iterable[str]:
