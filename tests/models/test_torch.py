@@ -223,11 +223,13 @@ def test_unknown_options_are_refused() -> None:
         compiled(torch.tanh, speed=1)(torch.zeros(4))
     with pytest.raises(InputError, match="no option 'speed'"):
         under_test.Settings.of({"speed": 1})
+    assert under_test.Settings.of({"start": "quick"}).start == "quick"
 
 
 WRONG: dict[str, Any] = {
     "threads": 0, "dims": {"B": (1, 4)}, "tf32": 3, "target": "cpu:avx9", "records": "missing.db", "precision": "x",
     "without": ["nope"], "strategy": "none", "winograd": 9, "strict": "yes",
+    "start": "slow",
 }  # fmt: skip
 
 

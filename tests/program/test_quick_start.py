@@ -172,6 +172,9 @@ def test_sessions_start_quickly(held: threading.Event) -> None:
     (before,) = session.run(None, {"x": X})
     take_over(session.program, held)
     np.testing.assert_allclose(session.run(None, {"x": X})[0], before, rtol=1e-6)
+    options.add_session_config_entry("polydyn.start", "slow")
+    with pytest.raises(InputError, match="'full' or 'quick'"):
+        polydyn.InferenceSession(square().SerializeToString(), options)
 
 
 def test_a_process_writes_the_program_of_the_model(compiled: Program, monkeypatch: pytest.MonkeyPatch) -> None:
