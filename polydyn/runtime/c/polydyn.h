@@ -80,7 +80,7 @@ int32_t pd_abi_version(void);
  * but not computed: see pd_verify_weights. */
 int32_t pd_open(const char *path, const void *memory, int64_t offset, int64_t bytes, pd_program **program);
 
-/* Reads all weights and compares their digest, about 3 s per GB. PD_WEIGHTS: they are damaged. */
+/* Reads all weights and compares their digest, about 4 s per GB. PD_WEIGHTS: they are damaged. */
 int32_t pd_verify_weights(const pd_program *program);
 
 /* Stops the threads and unmaps the weights. Free all contexts first. */

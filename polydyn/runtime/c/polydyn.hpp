@@ -141,7 +141,7 @@ public:
     Program &operator=(const Program &) = delete;
     const std::vector<Argument> &inputs() const { return inputs_; }
     const std::vector<Argument> &outputs() const { return outputs_; }
-    // Reads all weights, about 3 s per GB; throws if they are damaged. The constructor only checks that they belong to
+    // Reads all weights, about 4 s per GB; throws if they are damaged. The constructor only checks that they belong to
     // the library.
     void verify_weights() const { check(verify(program)); }
 

@@ -42,25 +42,35 @@ static const uint32_t K[64] = {
     0x2748774c, 0x34b0bcb5, 0x391c0cb3, 0x4ed8aa4a, 0x5b9cca4f, 0x682e6ff3, 0x748f82ee, 0x78a5636f, 0x84c87814, 0x8cc70208,
     0x90befffa, 0xa4506ceb, 0xbef9a3f7, 0xc67178f2};
 
-static uint32_t turned(uint32_t x, int by) { return x >> by | x << (32 - by); }
+#define TURNED(x, by) ((x) >> (by) | (x) << (32 - (by)))
+/* One round; the next one has the variables in turned order, so that nothing moves. */
+#define ROUND(a, b, c, d, e, f, g, h, k)                                                                                \
+    h += (TURNED(e, 6) ^ TURNED(e, 11) ^ TURNED(e, 25)) + (g ^ (e & (f ^ g))) + K[k] + w[k], d += h,                    \
+        h += (TURNED(a, 2) ^ TURNED(a, 13) ^ TURNED(a, 22)) + ((a & b) | (c & (a | b)))
 
 static void hash_block(uint32_t state[8], const unsigned char *data) {
-    uint32_t w[64], s[8];
-    for (int k = 0; k < 16; k++)
-        w[k] = (uint32_t)data[4 * k] << 24 | (uint32_t)data[4 * k + 1] << 16 | (uint32_t)data[4 * k + 2] << 8 | data[4 * k + 3];
+    uint32_t w[64];
+    for (int k = 0; k < 16; k++) {
+        uint32_t word;
+        memcpy(&word, data + 4 * k, 4); /* all processors here are little-endian */
+        w[k] = __builtin_bswap32(word);
+    }
     for (int k = 16; k < 64; k++) {
         const uint32_t a = w[k - 15], b = w[k - 2];
-        w[k] = w[k - 16] + w[k - 7] + (turned(a, 7) ^ turned(a, 18) ^ a >> 3) + (turned(b, 17) ^ turned(b, 19) ^ b >> 10);
+        w[k] = w[k - 16] + w[k - 7] + (TURNED(a, 7) ^ TURNED(a, 18) ^ a >> 3) + (TURNED(b, 17) ^ TURNED(b, 19) ^ b >> 10);
     }
-    memcpy(s, state, sizeof s);
-    for (int k = 0; k < 64; k++) {
-        const uint32_t e = s[4], a = s[0];
-        const uint32_t one = s[7] + (turned(e, 6) ^ turned(e, 11) ^ turned(e, 25)) + ((e & s[5]) ^ (~e & s[6])) + K[k] + w[k];
-        const uint32_t two = (turned(a, 2) ^ turned(a, 13) ^ turned(a, 22)) + ((a & s[1]) ^ (a & s[2]) ^ (s[1] & s[2]));
-        memmove(s + 1, s, 7 * sizeof *s);
-        s[4] += one, s[0] = one + two;
+    uint32_t a = state[0], b = state[1], c = state[2], d = state[3], e = state[4], f = state[5], g = state[6], h = state[7];
+    for (int k = 0; k < 64; k += 8) {
+        ROUND(a, b, c, d, e, f, g, h, k);
+        ROUND(h, a, b, c, d, e, f, g, k + 1);
+        ROUND(g, h, a, b, c, d, e, f, k + 2);
+        ROUND(f, g, h, a, b, c, d, e, k + 3);
+        ROUND(e, f, g, h, a, b, c, d, k + 4);
+        ROUND(d, e, f, g, h, a, b, c, k + 5);
+        ROUND(c, d, e, f, g, h, a, b, k + 6);
+        ROUND(b, c, d, e, f, g, h, a, k + 7);
     }
-    for (int k = 0; k < 8; k++) state[k] += s[k];
+    state[0] += a, state[1] += b, state[2] += c, state[3] += d, state[4] += e, state[5] += f, state[6] += g, state[7] += h;
 }
 
 static void sha256(const unsigned char *data, int64_t bytes, unsigned char out[SHA]) {
