@@ -20,6 +20,7 @@ BUDGET_SECONDS, SHORT_SECONDS, LONGEST_SECONDS = 6.0, 2.0, 10.0
 FOLDER_SECONDS = {"tests/cuda": 3.0, "tests/benchmarks": 6.0, "tests/cli": 6.0}
 """Maximum seconds of a case in a folder. No kernel of CUDA has run on a GPU yet, and their texts rarely change."""
 ESSENTIAL = frozenset({
+    "tests/benchmarks/test_house.py::test_no_modules_import_each_other",
     "tests/cli/test_jobs.py::test_a_batch_goes_on_after_a_failure_and_resumes",
     "tests/cuda/test_cuda_program.py::test_models_run_at_every_shape_compiled_once[bert_tiny]",
     "tests/models/test_code_blocks.py::test_the_first_page",
