@@ -16,7 +16,7 @@ from polydyn.runtime.artifact import Artifact
 from polydyn.runtime.bound import BoundCall
 from polydyn.runtime.composite import attached, part_at
 from polydyn.runtime.launch_times import LaunchTime
-from polydyn.runtime.program import Array, Program, numpy_dtype
+from polydyn.runtime.program import Array, Program, checked_feeds, numpy_dtype
 from polydyn.runtime.spans import Span
 
 OVERRIDDEN, DEFAULTS = "overridden/", "defaults/"
@@ -54,6 +54,7 @@ class WithOverrides(Program):
 
     def _chosen(self, feeds: Mapping[str, Any]) -> tuple[Program | None, dict[str, Any]]:
         """Return the version for a call (None: this one) and its inputs. InputError: a value cannot be changed."""
+        feeds = checked_feeds(feeds)
         rows = {x["name"]: (k, x) for k, x in enumerate(self.manifest["overridden"]["inputs"])}
         values_in_call = {n: feeds[n] for n in rows if n in feeds}
         rest = {n: a for n, a in feeds.items() if n not in rows}

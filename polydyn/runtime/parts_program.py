@@ -22,7 +22,7 @@ from polydyn.runtime.frames import Frame, Layout
 from polydyn.runtime.launch_times import LaunchTime, launch_times
 from polydyn.runtime.native import NativeOfParts, address_of, failure
 from polydyn.runtime.plain_expressions import Expression, evaluate
-from polydyn.runtime.program import Array, Program, check_repeats, check_threads, numpy_dtype
+from polydyn.runtime.program import Array, Program, check_repeats, check_threads, checked_feeds, numpy_dtype
 from polydyn.runtime.sequence import STOP_PYTHON
 from polydyn.runtime.sharing import reject_sharing
 
@@ -124,7 +124,7 @@ class PartsProgram(Program):
 
     def _arrays(self, feeds: Mapping[str, Any]) -> dict[str, Array]:
         """Return the inputs as parts and steps take them."""
-        if len(feeds) != len(self._inputs) or any(n not in feeds for n, _, _ in self._inputs):
+        if len(checked_feeds(feeds)) != len(self._inputs) or any(n not in feeds for n, _, _ in self._inputs):
             self._reject_names(feeds)
         arrays = {}
         for name, dtype, misaligned in self._inputs:

@@ -46,7 +46,7 @@ def check_threads(threads: int | None) -> int:
 
 def checked_feeds(feeds: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return the inputs of a call. WrongTypeError: they are not a mapping."""
-    if isinstance(feeds, Mapping):
+    if type(feeds) is dict or isinstance(feeds, Mapping):
         return feeds
     raise WrongTypeError(
         f"the inputs are {'None' if feeds is None else f'a {type(feeds).__name__}'}, not a mapping of arrays by name",

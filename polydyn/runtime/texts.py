@@ -15,7 +15,7 @@ import numpy as np
 from polydyn.errors import InputError, UnsupportedError
 from polydyn.runtime.bound import BoundCall
 from polydyn.runtime.launch_times import LaunchTime
-from polydyn.runtime.program import Array, Program
+from polydyn.runtime.program import Array, Program, checked_feeds
 from polydyn.runtime.spans import Span
 
 TEXTS = "texts"
@@ -83,7 +83,7 @@ class WithTexts(Program):
 
     def _encoded(self, feeds: Mapping[str, Any], others: dict[str, int]) -> dict[str, Any]:
         typed = self._host["inputs"]
-        return {n: self._words.encode(n, v, others) if n in typed else v for n, v in feeds.items()}
+        return {n: self._words.encode(n, v, others) if n in typed else v for n, v in checked_feeds(feeds).items()}
 
     def run(self, feeds: Mapping[str, Any], out: Mapping[str, Array] | None = None) -> dict[str, Any]:
         """Implement ``Program.run``; texts are object arrays (inputs may be ``str`` or bytes arrays), maps a list of

@@ -23,7 +23,7 @@ from polydyn.runtime.cuda.session import Session, open_session
 from polydyn.runtime.explain import Device, Explanation, explain
 from polydyn.runtime.launch_times import LaunchTime, launch_times
 from polydyn.runtime.native import DTYPE_CODES
-from polydyn.runtime.program import Program, check_repeats, numpy_dtype
+from polydyn.runtime.program import Program, check_repeats, checked_feeds, numpy_dtype
 from polydyn.runtime.sharing import reject_folded, reject_sharing
 
 Array = npt.NDArray[Any]
@@ -310,6 +310,7 @@ class Call:
         """Prepare the context for the shapes. InputError: an array does not fit."""
         self._program, self._context, self._stream = program, context, stream
         order = stream or context.stream
+        checked_feeds(feeds)
         self._arrays = {n: program._placed(n, feeds, order) for n, _, _ in program._inputs}
         if len(feeds) != len(self._arrays):
             program._reject_names(feeds)
