@@ -263,6 +263,9 @@ def test_wrong_calls_are_refused_before_anything_runs() -> None:
     for feeds in ({"m": mask(4, 2)}, {"m": mask(3)}, {"m": numbers(3, 2)}, {}, {"x": mask(3, 2)}):
         with pytest.raises(InputError):
             program.run(feeds)
+    for call in (program.run, program.bind):
+        with pytest.raises(TypeError, match="not a mapping of arrays"):
+            call(None)  # type: ignore[arg-type]
 
 
 def test_saved_programs_give_the_same(tmp_path: Path) -> None:
@@ -412,11 +415,3 @@ def test_a_gather_at_the_places_of_a_mask_reads_them_and_not_their_subscripts() 
     ]
     program = check(model(nodes, {"x": (T.FLOAT, ["H", "W"])}, "y"), {"x": np.round(numbers(6, 7))})
     assert len(program.launches) == 1, program.launches
-
-
-def test_inputs_of_a_program_of_parts_are_a_mapping() -> None:
-    program = polydyn.compile(LATE_GUARD)
-    for wrong in (None, [1]):
-        for call in (program.run, program.bind):
-            with pytest.raises(TypeError, match="not a mapping of arrays"):
-                call(wrong)  # type: ignore[arg-type]
