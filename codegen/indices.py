@@ -7,58 +7,46 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any, TypeVar
 
-from polydyn.codegen.ir import (
-    Alloc,
-    Between,
-    Blend,
-    Body,
-    Call,
-    Compare,
-    Def,
-    FlatLoad,
-    For,
-    If,
-    Inst,
-    Let,
-    Node,
-    Pointer,
-    Ramp,
-    Set,
-    Store,
-    Switch,
-    Tile,
-    map_value,
-    rewrite,
-    walk_value,
-)
+from polydyn.codegen import ir
 from polydyn.schedules.expr import FromIndex, Load, Value
 from polydyn.schedules.index import Index, IndexLike
 
 INDEX_FIELDS: dict[type, tuple[str, ...]] = {
-    FlatLoad: ("address", "stride", "mask"), Load: ("index",), FromIndex: ("index",), Tile: ("start", "row", "column"),
-    Pointer: ("address",), Ramp: ("start", "step"), Blend: ("count",), Between: ("low", "high"), For: ("lo", "hi"),
-    Let: ("value",), Inst: ("args",), Switch: ("on",), Alloc: ("size",), Store: ("address", "stride", "mask", "stream"),
-}  # fmt: skip
+    ir.FlatLoad: ("address", "stride", "mask"),
+    Load: ("index",),
+    FromIndex: ("index",),
+    ir.Tile: ("start", "row", "column"),
+    ir.Pointer: ("address",),
+    ir.Ramp: ("start", "step"),
+    ir.Blend: ("count",),
+    ir.Between: ("low", "high"),
+    ir.For: ("lo", "hi"),
+    ir.Let: ("value",),
+    ir.Inst: ("args",),
+    ir.Switch: ("on",),
+    ir.Alloc: ("size",),
+    ir.Store: ("address", "stride", "mask", "stream"),
+}
 """Fields of nodes and values that have an Index, None, or a tuple of them; not conditions of ``If`` and values of
 nodes."""
 
 
 def map_value_indices(v: Value, g: Callable[[Index], Index]) -> Value:
     """Apply ``g`` to every Index inside a value."""
-    return map_value(v, lambda x: _with_indices(x, g))
+    return ir.map_value(v, lambda x: _with_indices(x, g))
 
 
-def map_node_indices(n: Node, g: Callable[[Index], Index]) -> Node:
+def map_node_indices(n: ir.Node, g: Callable[[Index], Index]) -> ir.Node:
     """Apply ``g`` to every Index of one node (not of its child bodies)."""
-    if isinstance(n, (Store, Def, Set)):
+    if isinstance(n, (ir.Store, ir.Def, ir.Set)):
         value = map_value_indices(n.value, g)
         n = n if value is n.value else replace(n, value=value)
-    elif isinstance(n, Call):
+    elif isinstance(n, ir.Call):
         return replace(n, args=tuple(map_value_indices(a, g) for a in n.args))
-    elif isinstance(n, If):
+    elif isinstance(n, ir.If):
         sides = [(g(c.left), g(c.right)) for c in n.cond]
         if any(a is not c.left or b is not c.right for (a, b), c in zip(sides, n.cond, strict=True)):
-            return replace(n, cond=tuple(Compare(c.relation, *x) for c, x in zip(n.cond, sides, strict=True)))
+            return replace(n, cond=tuple(ir.Compare(c.relation, *x) for c, x in zip(n.cond, sides, strict=True)))
         return n
     return _with_indices(n, g)
 
@@ -83,7 +71,7 @@ def _with_indices(x: _T, g: Callable[[Index], Index]) -> _T:
     return replace(x, **changed) if changed else x  # type: ignore[type-var]
 
 
-def substitute(body: Body, env: Mapping[str, IndexLike]) -> Body:
+def substitute(body: ir.Body, env: Mapping[str, IndexLike]) -> ir.Body:
     """Substitute symbols everywhere in the body (names bound inside must not be among them)."""
     memo: dict[Index, Index] = {}  # unrolled and vectorised bodies repeat their addresses
 
@@ -95,10 +83,10 @@ def substitute(body: Body, env: Mapping[str, IndexLike]) -> Body:
             new = memo[i] = i.subs(env)
         return new
 
-    return rewrite(body, lambda n: n if mentions(n)[0].isdisjoint(env) else map_node_indices(n, g))
+    return ir.rewrite(body, lambda n: n if mentions(n)[0].isdisjoint(env) else map_node_indices(n, g))
 
 
-def mentions(n: Node) -> tuple[frozenset[str], frozenset[str]]:
+def mentions(n: ir.Node) -> tuple[frozenset[str], frozenset[str]]:
     """Return (symbols, buffers fetched from) of every Index of one node; cached in the node, which never changes."""
     cache: tuple[frozenset[str], frozenset[str]] | None = n.__dict__.get("_mentions")
     if cache is None:
@@ -108,15 +96,15 @@ def mentions(n: Node) -> tuple[frozenset[str], frozenset[str]]:
     return cache
 
 
-def node_indices(n: Node) -> Iterator[Index]:
+def node_indices(n: ir.Node) -> Iterator[Index]:
     """Yield every Index of one node, including those inside its values."""
     yield from _indices(n)
-    if isinstance(n, If):
+    if isinstance(n, ir.If):
         for c in n.cond:
             yield c.left
             yield c.right
-    for v in (n.value,) if isinstance(n, (Store, Def, Set)) else n.args if isinstance(n, Call) else ():
-        for x in walk_value(v):
+    for v in (n.value,) if isinstance(n, (ir.Store, ir.Def, ir.Set)) else n.args if isinstance(n, ir.Call) else ():
+        for x in ir.walk_value(v):
             yield from _indices(x)
 
 
@@ -130,13 +118,13 @@ def _indices(x: object) -> Iterator[Index]:
             yield from i
 
 
-def node_buffers(n: Node) -> set[str]:
+def node_buffers(n: ir.Node) -> set[str]:
     """Return the buffers that one node stores to, loads from or fetches from."""
     out: set[str] = set()
-    if isinstance(n, Store):
+    if isinstance(n, ir.Store):
         out.add(n.buffer)
-    if isinstance(n, (Store, Def, Set)):
-        out.update(x.buffer for x in walk_value(n.value) if isinstance(x, FlatLoad))
-    if isinstance(n, Call):
-        out.update(x.buffer for a in n.args for x in walk_value(a) if isinstance(x, Pointer))
+    if isinstance(n, (ir.Store, ir.Def, ir.Set)):
+        out.update(x.buffer for x in ir.walk_value(n.value) if isinstance(x, ir.FlatLoad))
+    if isinstance(n, ir.Call):
+        out.update(x.buffer for a in n.args for x in ir.walk_value(a) if isinstance(x, ir.Pointer))
     return out | mentions(n)[1]

@@ -8,34 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from polydyn.codegen.ir import (
-    Alloc,
-    Apply,
-    Between,
-    Blend,
-    Body,
-    Broadcast,
-    Call,
-    Def,
-    FlatLoad,
-    For,
-    Horizontal,
-    If,
-    Inst,
-    Let,
-    Mark,
-    Node,
-    Outline,
-    Parameter,
-    Pointer,
-    Ramp,
-    Reg,
-    Set,
-    Store,
-    Switch,
-    Tile,
-    Undefined,
-)  # fmt: skip
+from polydyn.codegen import ir
 from polydyn.schedules.expr import Op, Value
 from polydyn.schedules.expr import show as show_plain
 from polydyn.schedules.index import ONE, Index
@@ -46,7 +19,7 @@ from polydyn.schedules.tree import TileStatement
 from polydyn.schedules.tree import show as show_tree
 
 
-def show(body: Body, indent: int = 0) -> str:
+def show(body: ir.Body, indent: int = 0) -> str:
     """Return one node per line, with bodies indented."""
     return "".join(_node(n, indent) for n in body)
 
@@ -80,41 +53,41 @@ def _domain(s: TileStatement) -> tuple[dict[str, str], list[str]]:
     return ranges, list(map(str, left))
 
 
-def _node(n: Node, depth: int) -> str:
+def _node(n: ir.Node, depth: int) -> str:
     pad = "  " * depth
-    if isinstance(n, (Store, Def, Set)):
+    if isinstance(n, (ir.Store, ir.Def, ir.Set)):
         return f"{pad}{_assignment(n)}\n"
-    if isinstance(n, Inst):
+    if isinstance(n, ir.Inst):
         return f"{pad}{n.statement}({', '.join(_coordinates(n))})\n"
-    if isinstance(n, If):
+    if isinstance(n, ir.If):
         cond = " and ".join(f"{c.left} {c.relation} {c.right}" for c in n.cond)
         orelse = f"{pad}else\n{show(n.orelse, depth + 1)}" if n.orelse else ""
         return f"{pad}if {cond}\n{show(n.then, depth + 1)}{orelse}"
-    if isinstance(n, Switch):
+    if isinstance(n, ir.Switch):
         cases = "".join(f"{pad}case {k}\n{show(b, depth + 1)}" for k, b in n.cases)
         return f"{pad}switch {n.on}\n{cases}"
-    if isinstance(n, Call):
+    if isinstance(n, ir.Call):
         return f"{pad}{n.function}({', '.join(map(value, n.args))})\n"
     head = {
-        For: lambda x: f"{x.kind} {x.var} in [{x.lo}, {x.hi})",
-        Let: lambda x: f"let {x.var} = {x.value}",
-        Mark: lambda x: f"mark {x.name}",
-        Alloc: lambda x: f"alloc {x.scope} {x.dtype} {x.buffer}[{x.size}]",
-        Outline: lambda x: f"outline {x.name}",
+        ir.For: lambda x: f"{x.kind} {x.var} in [{x.lo}, {x.hi})",
+        ir.Let: lambda x: f"let {x.var} = {x.value}",
+        ir.Mark: lambda x: f"mark {x.name}",
+        ir.Alloc: lambda x: f"alloc {x.scope} {x.dtype} {x.buffer}[{x.size}]",
+        ir.Outline: lambda x: f"outline {x.name}",
     }[type(n)](n)
     return f"{pad}{head}\n{show(n.body, depth + 1)}"
 
 
-def _coordinates(n: Inst) -> list[str]:
+def _coordinates(n: ir.Inst) -> list[str]:
     """Return ``name=value``, or only the value if it equals the name or has none."""
     names = n.coords or ("",) * len(n.args)
     return [str(i) if c in ("", str(i)) else f"{c}={i}" for c, i in zip(names, n.args, strict=True)]
 
 
-def _assignment(n: Store | Def | Set) -> str:
-    if isinstance(n, Def):
+def _assignment(n: ir.Store | ir.Def | ir.Set) -> str:
+    if isinstance(n, ir.Def):
         return f"def {n.reg}{_lanes(n.lanes)} = {value(n.value)}"
-    if isinstance(n, Set):
+    if isinstance(n, ir.Set):
         return f"{n.reg}{_lanes(n.lanes)} {COMBINED[n.reduce]} {value(n.value)}"
     streamed = "" if n.stream is None else f"  // around the caches if {n.stream} > 0"
     again = "  // replaces what its task wrote" if n.again else ""
@@ -139,23 +112,25 @@ def value(v: Value) -> str:
     return show_plain(v) if form is None else form(v)
 
 
-def _load(v: FlatLoad) -> str:
+def _load(v: ir.FlatLoad) -> str:
     guard = "" if v.guard is None else f" where {value(v.guard)}"
     return v.buffer + _place(v.address, v.lanes, v.stride, v.mask) + guard
 
 
 _FORMS: dict[type[Value], Callable[[Any], str]] = {
-    FlatLoad: _load,
-    Undefined: lambda v: "undefined",
-    Reg: lambda v: v.name + _lanes(v.lanes),
-    Broadcast: lambda v: f"broadcast{_lanes(v.lanes)}({value(v.value)})",
-    Horizontal: lambda v: f"{v.reduction} of lanes({value(v.value)})",
-    Blend: lambda v: f"first {v.count} lanes({value(v.new)}, else {value(v.old)})",
-    Ramp: lambda v: f"ramp{_lanes(v.lanes)}({v.start}, {v.step})",
-    Between: lambda v: f"lanes{_lanes(v.lanes)} from {v.low} below {v.high}",
-    Apply: lambda v: f"{v.function}({', '.join(map(value, v.args))})",
-    Tile: lambda v: f"{v.buffer}[tile {v.start}, row {v.row} by {v.pitch}, column {v.column} in chunks of {v.chunk}]",
-    Pointer: lambda v: f"&{v.buffer}[{v.address}] as {v.dtype}",
-    Parameter: lambda v: f"&{v.name}",
+    ir.FlatLoad: _load,
+    ir.Undefined: lambda v: "undefined",
+    ir.Reg: lambda v: v.name + _lanes(v.lanes),
+    ir.Broadcast: lambda v: f"broadcast{_lanes(v.lanes)}({value(v.value)})",
+    ir.Horizontal: lambda v: f"{v.reduction} of lanes({value(v.value)})",
+    ir.Blend: lambda v: f"first {v.count} lanes({value(v.new)}, else {value(v.old)})",
+    ir.Ramp: lambda v: f"ramp{_lanes(v.lanes)}({v.start}, {v.step})",
+    ir.Between: lambda v: f"lanes{_lanes(v.lanes)} from {v.low} below {v.high}",
+    ir.Apply: lambda v: f"{v.function}({', '.join(map(value, v.args))})",
+    ir.Tile: lambda v: (
+        f"{v.buffer}[tile {v.start}, row {v.row} by {v.pitch}, column {v.column} in chunks of {v.chunk}]"
+    ),
+    ir.Pointer: lambda v: f"&{v.buffer}[{v.address}] as {v.dtype}",
+    ir.Parameter: lambda v: f"&{v.name}",
 }
 """The text of the forms that exist only in codegen."""

@@ -17,32 +17,13 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 
+from polydyn.codegen import ir
 from polydyn.codegen.cpu.band import Band
 from polydyn.codegen.cpu.choices import Choices, with_default
 from polydyn.codegen.cpu.emit import bound_names, emit, ranges
 from polydyn.codegen.cpu.streaming import CACHE, STREAM, STREAMS, moved_bytes, reading_order
 from polydyn.codegen.cpu.target import CpuTarget
 from polydyn.codegen.family import Family, Form, Rule, Variant, build, keep
-from polydyn.codegen.ir import (
-    Alloc,
-    Body,
-    Call,
-    Compare,
-    Def,
-    FlatLoad,
-    For,
-    If,
-    Let,
-    Node,
-    Reg,
-    Set,
-    Store,
-    Undefined,
-    consume,
-    rewrite,
-    walk,
-    walk_value,
-)  # fmt: skip
 from polydyn.codegen.kernel import Kernel
 from polydyn.codegen.lower import Lowering, flat, scratch_bytes
 from polydyn.codegen.passes.announce import prefetch_for_write, without_announcements
@@ -172,9 +153,9 @@ class NestKernel(Variant):
         if where is None:
             return None
         if where == "row" or self._in_loop(reader, x, env):
-            return Reg(x.dtype, f"v_{x.buffer}")
+            return ir.Reg(x.dtype, f"v_{x.buffer}")
         if not recompute:
-            return FlatLoad(x.dtype, x.buffer, self._row_address(x, env))
+            return ir.FlatLoad(x.dtype, x.buffer, self._row_address(x, env))
         writer = self.writer(x.buffer)
         assert writer is not None, "verified by _can_repeat"
         at = {str(i): e for i, e in zip(writer.index, x.index, strict=True)}
@@ -190,7 +171,7 @@ class NestKernel(Variant):
                 return False
             if {str(i) for i in s.index} != {n for n, _ in s.iters}:
                 return False
-            size[s.array] = sum(size.get(v.buffer, 0) if isinstance(v, Load) else 1 for v in walk_value(s.value))
+            size[s.array] = sum(size.get(v.buffer, 0) if isinstance(v, Load) else 1 for v in ir.walk_value(s.value))
         return all(n <= MOST_OPERATIONS for n in size.values())
 
     def _in_loop(self, reader: Statement, x: Load, env: Mapping[str, Index]) -> bool:
@@ -222,39 +203,39 @@ class NestKernel(Variant):
         """Return the lowering of a statement. ``again``: rows are recomputed by their readers instead of stored."""
         where = self.place.get(s.array)
 
-        def f(a: Mapping[str, Index]) -> Body:
+        def f(a: Mapping[str, Index]) -> ir.Body:
             env = self.places.env(s.name, a)
             value = flat(self.group, s.value, env, lambda x: self._local(s, x, env, again))
             target = Load(s.value.dtype, s.array, tuple(i.subs(env) for i in s.index))
             if where == "loop":
-                return (Def(f"v_{s.array}", value),)
+                return (ir.Def(f"v_{s.array}", value),)
             if where == "row":
-                return (Set(f"v_{s.array}", value, 1, s.reduce),)
+                return (ir.Set(f"v_{s.array}", value, 1, s.reduce),)
             if where == "scratch":
                 address = self._row_address(target, env)
                 if self.writer(s.array) is None:
-                    return (Store(s.array, address, value, s.reduce),)
-                register = Reg(value.dtype, f"v_{s.array}")
+                    return (ir.Store(s.array, address, value, s.reduce),)
+                register = ir.Reg(value.dtype, f"v_{s.array}")
                 if again:
-                    return (Def(register.name, value),)
-                return (Def(register.name, value), Store(s.array, address, register))
+                    return (ir.Def(register.name, value),)
+                return (ir.Def(register.name, value), ir.Store(s.array, address, register))
             address = self.group.arrays[s.array].address(target.index)
-            return (Store(s.array, address, value, s.reduce, stream=V("stream") if self.streams else None),)
+            return (ir.Store(s.array, address, value, s.reduce, stream=V("stream") if self.streams else None),)
 
         return f
 
-    def row(self, body: Body) -> Body:
+    def row(self, body: ir.Body) -> ir.Body:
         """Declare row registers at the top of a row."""
         rows = [n for n, where in self.place.items() if where == "row"]
-        defs = tuple(Def(f"v_{n}", Undefined(self.group.arrays[n].dtype)) for n in rows)
+        defs = tuple(ir.Def(f"v_{n}", ir.Undefined(self.group.arrays[n].dtype)) for n in rows)
         return (*defs, *body)
 
-    def scratch(self, body: Body) -> Body:
+    def scratch(self, body: ir.Body) -> ir.Body:
         """Allocate the row buffers around a body."""
         total = self._row_bytes().constant
         scope = "stack" if total is not None and total * self.rows_in_flight <= STACK_BYTES else "scratch"
         for n, copy in self.row_buffers():
-            body = (Alloc(copy, self.group.arrays[n].dtype, self._row_size(n), scope, body),)
+            body = (ir.Alloc(copy, self.group.arrays[n].dtype, self._row_size(n), scope, body),)
         return body
 
     def row_buffers(self) -> tuple[tuple[str, str], ...]:
@@ -273,17 +254,17 @@ class NestKernel(Variant):
 
     # -- vector loops --------------------------------------------------------------------------------------------
 
-    def vector_stages(self, body: Body, rows_in_flight: int) -> Body:
+    def vector_stages(self, body: ir.Body, rows_in_flight: int) -> ir.Body:
         """Vectorise every innermost loop of the stages that permits it. ``rows_in_flight``: rows per jammed loop."""
 
-        def f(n: Node) -> Node | Body:
-            if not isinstance(n, For) or any(isinstance(x, For) for x in walk(n.body)):
+        def f(n: ir.Node) -> ir.Node | ir.Body:
+            if not isinstance(n, ir.For) or any(isinstance(x, ir.For) for x in ir.walk(n.body)):
                 return n
             return self._vector(n, CHAINS // rows_in_flight)
 
-        return consume(body, MarkName.STAGE, lambda b: rewrite(b, f))
+        return ir.consume(body, MarkName.STAGE, lambda b: ir.rewrite(b, f))
 
-    def _vector(self, n: For, chains: int = CHAINS) -> Node | Body:
+    def _vector(self, n: ir.For, chains: int = CHAINS) -> ir.Node | ir.Body:
         vectors = vectorise_loop(n, self.target.width, chains)
         if isinstance(vectors, Declined):
             self.notes.append(f"loop {n.var} stays scalar: {vectors}")
@@ -342,38 +323,38 @@ class NestKernel(Variant):
         self.notes.append("several passes over every row, nothing is kept" if fits.decided() is False else choice)
         yield Form(replace(kept, again=True), part="again")
 
-    def _rows_fit(self) -> Compare:
+    def _rows_fit(self) -> ir.Compare:
         """Return the condition under which the row buffers fit the cache."""
-        return Compare("<=", self._row_bytes() * self.rows_in_flight, V(self.target.core.l2))
+        return ir.Compare("<=", self._row_bytes() * self.rows_in_flight, V(self.target.core.l2))
 
-    def scratch_of(self, body: Body) -> Index:
+    def scratch_of(self, body: ir.Body) -> Index:
         """Return the bytes of scratch memory. If rows may be recomputed, row buffers are no larger than the cache."""
         size = scratch_bytes(body)
         if size == ZERO or not self._can_repeat() or self._rows_fit().decided():
             return size
         return minimum(size, V(self.target.core.l2 + 64 * len(self.row_buffers())))
 
-    def jam_rows(self, body: Body, *loops: str) -> Body:
+    def jam_rows(self, body: ir.Body, *loops: str) -> ir.Body:
         """Process ``rows_in_flight`` rows together: the band is coincident, and every row keeps its own locals."""
 
-        def f(n: Node) -> Node | Body:
-            return jam(n, self.rows_in_flight, self._buffered()) if isinstance(n, For) and n.var in loops else n
+        def f(n: ir.Node) -> ir.Node | ir.Body:
+            return jam(n, self.rows_in_flight, self._buffered()) if isinstance(n, ir.For) and n.var in loops else n
 
-        return rewrite(body, f)
+        return ir.rewrite(body, f)
 
-    def pair(self, body: Body) -> Body:
+    def pair(self, body: ir.Body) -> ir.Body:
         """Build the rows of a task: two together, or one."""
         (both,), (alone,) = (self.vector_stages(body, n) for n in (ROWS_IN_FLIGHT, 1))
-        assert isinstance(both, For) and isinstance(alone, For), "the tree has a loop over the rows of a task"
+        assert isinstance(both, ir.For) and isinstance(alone, ir.For), "the tree has a loop over the rows of a task"
         return live_part(self.schedule, "t", jam(both, ROWS_IN_FLIGHT, self._buffered(), alone))
 
-    def vector_tile(self, body: Body) -> Body:
+    def vector_tile(self, body: ir.Body) -> ir.Body:
         """Vectorise the tile's loop, and bind the tile's first element and the extent of its live part."""
 
-        def f(n: Node) -> Node | Body:
-            return self._vector(n) if isinstance(n, For) and n.var == "t" else n
+        def f(n: ir.Node) -> ir.Node | ir.Body:
+            return self._vector(n) if isinstance(n, ir.For) and n.var == "t" else n
 
-        body = rewrite(body, f)
+        body = ir.rewrite(body, f)
         if self.across:
             body = transpose_loads(by_blocks(body, "u", self.target.width), "u", self.target.width)
             body = live_part(self.schedule, "u", body)
@@ -414,12 +395,12 @@ class NestKernel(Variant):
         return launch | {STREAM: moved_bytes(self.group) * (2 if self._maps() and self.reading_order() else 1)}
 
 
-def live_part(schedule: Scheduled, x: str, body: Body) -> Body:
+def live_part(schedule: Scheduled, x: str, body: ir.Body) -> ir.Body:
     """Bind the first element of a tile along axis ``x``, and the extent of its live part."""
     tm, extents = schedule.map, schedule.extents()
     first, size = tm.origins[x].symbol, extents[it(x)]
-    live = Let(extent(it(x)), minimum(size, tm.extents[x] - first), body)
-    return (Let(first, tm.origin(x, ZERO if extents[b(x)] == ONE else V(b(x))), (live,)),)
+    live = ir.Let(extent(it(x)), minimum(size, tm.extents[x] - first), body)
+    return (ir.Let(first, tm.origin(x, ZERO if extents[b(x)] == ONE else V(b(x))), (live,)),)
 
 
 @dataclass(frozen=True)
@@ -453,15 +434,15 @@ class NestForm(Variant):
         """The schedule with its proof."""
         return self.of.proven
 
-    def announce(self, body: Body) -> Body:
+    def announce(self, body: ir.Body) -> ir.Body:
         """Prefetch for write the cache lines of the outputs that the next pass stores."""
         return prefetch_for_write(body, MarkName.STAGE, [n for n, a in self.group.arrays.items() if a.role == "output"])
 
 
-def _drained(_: NestForm, body: Body) -> Body:
+def _drained(_: NestForm, body: ir.Body) -> ir.Body:
     """Read once whether the kernel streams, and wait for its streaming stores at the end."""
-    drain = If((STREAMS,), (Call("pd_drain"),))
-    return (Let("stream", V(STREAM) // CACHE, (*body, drain)),)
+    drain = ir.If((STREAMS,), (ir.Call("pd_drain"),))
+    return (ir.Let("stream", V(STREAM) // CACHE, (*body, drain)),)
 
 
 NEST: Family[NestForm] = Family(

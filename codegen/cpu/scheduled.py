@@ -9,20 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from polydyn.codegen import ir
 from polydyn.codegen.cpu.emit import bound_names, emit
 from polydyn.codegen.cpu.target import CpuTarget
 from polydyn.codegen.family import FOLD, Family, Rule, Variant, build
-from polydyn.codegen.ir import (
-    Alloc,
-    Body,
-    Compare,
-    For,
-    If,
-    Mark,
-    Node,
-    Store,
-    rewrite,
-)
 from polydyn.codegen.kernel import Kernel
 from polydyn.codegen.lower import scratch_bytes
 from polydyn.codegen.passes.tiles import TASK, tasks
@@ -57,11 +47,11 @@ class ScheduledKernel(Instances, Variant):
         """Return the numbers of steps of all loops."""
         return {extent(k): e.subs(self.sizes) for k, e in self.schedule.extents().items()}
 
-    def vectorise(self, body: Body) -> Body:
+    def vectorise(self, body: ir.Body) -> ir.Body:
         """Vectorise innermost loops of stores; the others stay scalar, with a note."""
 
-        def f(n: Node) -> Node | Body:
-            if not isinstance(n, For) or n.var == TASK or not all(isinstance(x, Store) for x in n.body):
+        def f(n: ir.Node) -> ir.Node | ir.Body:
+            if not isinstance(n, ir.For) or n.var == TASK or not all(isinstance(x, ir.Store) for x in n.body):
                 return n
             vectors = vectorise_loop(n, self.target.width)
             if isinstance(vectors, Declined):
@@ -69,31 +59,31 @@ class ScheduledKernel(Instances, Variant):
                 return n
             return vectors
 
-        return rewrite(body, f)
+        return ir.rewrite(body, f)
 
-    def allocate(self, body: Body) -> Body:
+    def allocate(self, body: ir.Body) -> ir.Body:
         """Allocate all buffers, one after the other, for each thread."""
         for x in self.storage():
             size, dtype = self.elements(x), self.group.arrays[x.array].dtype
             small = size.constant is not None and size.constant <= STACK_ELEMENTS
-            body = (Alloc(x.name, dtype, size, "stack" if small else "scratch", body),)
+            body = (ir.Alloc(x.name, dtype, size, "stack" if small else "scratch", body),)
         return body
 
 
-def only_tasks(body: Body) -> Body:
+def only_tasks(body: ir.Body) -> ir.Body:
     """Put the parallel loops under the task mark, and remove all other marks."""
-    return (Mark(MarkName.TASK, rewrite(body, lambda n: n.body if isinstance(n, Mark) else n)),)
+    return (ir.Mark(MarkName.TASK, ir.rewrite(body, lambda n: n.body if isinstance(n, ir.Mark) else n)),)
 
 
-def trim(body: Body) -> Body:
+def trim(body: ir.Body) -> ir.Body:
     """Move guards of a loop's whole body outside, or into the loop's end if they bound its variable."""
 
-    def f(n: Node) -> Node | Body:
-        if not (isinstance(n, For) and len(n.body) == 1 and isinstance(n.body[0], If) and not n.body[0].orelse):
+    def f(n: ir.Node) -> ir.Node | ir.Body:
+        if not (isinstance(n, ir.For) and len(n.body) == 1 and isinstance(n.body[0], ir.If) and not n.body[0].orelse):
             return n
         guard, hi = n.body[0], n.hi
-        outside: list[Compare] = []
-        inside: list[Compare] = []
+        outside: list[ir.Compare] = []
+        inside: list[ir.Compare] = []
         for c in guard.cond:
             left, right = (c.left - c.right).split(n.var)
             if c.relation != "<" or n.var in left.symbols() or n.var in right.symbols():
@@ -104,10 +94,10 @@ def trim(body: Body) -> Body:
                 hi = minimum(hi, -right)
             else:
                 inside.append(c)
-        loop = For(n.var, n.lo, hi, (If(tuple(inside), guard.then),) if inside else guard.then, n.kind)
-        return If(tuple(outside), (loop,)) if outside else loop
+        loop = ir.For(n.var, n.lo, hi, (ir.If(tuple(inside), guard.then),) if inside else guard.then, n.kind)
+        return ir.If(tuple(outside), (loop,)) if outside else loop
 
-    return rewrite(body, f)
+    return ir.rewrite(body, f)
 
 
 TRIM = Step("trim", "guards become bounds of loops", trim)

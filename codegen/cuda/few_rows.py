@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from functools import cached_property, partial
 
+from polydyn.codegen import ir
 from polydyn.codegen.cuda.emit import bound_names, emit
 from polydyn.codegen.cuda.group import ProductGroup
 from polydyn.codegen.cuda.instructions import TENSOR
@@ -20,24 +21,6 @@ from polydyn.codegen.cuda.sharing import RANK, Cluster, Counted, blocks_step
 from polydyn.codegen.cuda.work import split_k_factor, with_epilogues
 from polydyn.codegen.family import Family, Rule, Variant, build
 from polydyn.codegen.indices import substitute
-from polydyn.codegen.ir import (
-    Alloc,
-    Apply,
-    Body,
-    Call,
-    Compare,
-    Def,
-    FlatLoad,
-    For,
-    If,
-    Inst,
-    Let,
-    Node,
-    Pointer,
-    Reg,
-    Store,
-    walk,
-)
 from polydyn.codegen.kernel import BASE, WORKSPACE, Block, Kernel, Work
 from polydyn.codegen.lower import Lowering, flat
 from polydyn.codegen.passes.threads import spread
@@ -162,7 +145,7 @@ class _GemvKernel(Variant):
         blocks = self.schedule.extents()
         limits: dict[str, IndexLike] = {b("i"): blocks[b("i")], b("j"): blocks[b("j")], "task": count}
         limits |= {x: self.extents[x] for x in self.roles.batch}
-        few = () if self.M.constant else (Compare("<=", self.M, V(self.rows)),)
+        few = () if self.M.constant else (ir.Compare("<=", self.M, V(self.rows)),)
         arch, cluster = ("sm_90a", self.blocks) if self.sharing.cluster else (BASE, 1)
         kernel = Kernel(
             self.name, self.symbols, count, version=self.version, multiples=tuple(self.multiples), conditions=few,
@@ -211,7 +194,7 @@ class _GemvKernel(Variant):
         rows = (f"row{r}" for r in range(self.rows))
         return (*self.units(), *map(b, "ijk"), RANK, TRIP_COUNT, "acc", "j_vec", *rows)
 
-    def bind_coordinates(self, body: Body) -> Body:
+    def bind_coordinates(self, body: ir.Body) -> ir.Body:
         """Bind the coordinates of lanes. Loops with a single block or step are dropped."""
         extents = {**self.schedule.extents(), b("k"): self._trip_count()}
         return substitute(body, self.units() | {x: ZERO for x in map(b, "ijk") if extents[x] == ONE})
@@ -224,9 +207,9 @@ class _GemvKernel(Variant):
         """The number of sums of a block."""
         return self.rows * self.block
 
-    def allocate(self, body: Body) -> Body:
-        body = (Alloc("acc", self.sums, V(self.rows * self.columns), "register", body),)
-        return (Alloc("sums", self.sums, V(self._elements * self.warps[1]), "shared", body),)
+    def allocate(self, body: ir.Body) -> ir.Body:
+        body = (ir.Alloc("acc", self.sums, V(self.rows * self.columns), "register", body),)
+        return (ir.Alloc("sums", self.sums, V(self._elements * self.warps[1]), "shared", body),)
 
     def _work(self) -> Work:
         elements, item = self.block * self.step // self.blocks, ITEMSIZE[self.product.values[1].dtype]
@@ -264,8 +247,8 @@ class _GemvKernel(Variant):
             return vectors // rest  # the same for all lanes
         return (vectors - self._first_k()).ceildiv(rest)
 
-    def _live(self) -> Compare:
-        return Compare("<", self._index_along("j"), self.N)
+    def _live(self) -> ir.Compare:
+        return ir.Compare("<", self._index_along("j"), self.N)
 
     def _env(self, row: Index, point: str, k: Index) -> dict[str, Index]:
         column = V("j_vec") if self.along_k else V("j_vec") * self.vector + point
@@ -277,117 +260,124 @@ class _GemvKernel(Variant):
 
     # -- pieces --------------------------------------------------------------------------------------------------
 
-    def init(self, a: Mapping[str, Index]) -> Body:
+    def init(self, a: Mapping[str, Index]) -> ir.Body:
         """Set the sums to zero."""
-        return (Store("acc", a[p("i")] * self.columns + a[p("j")], const(0, self.sums)),)
+        return (ir.Store("acc", a[p("i")] * self.columns + a[p("j")], const(0, self.sums)),)
 
-    def leaf(self, body: Body) -> Body:
+    def leaf(self, body: ir.Body) -> ir.Body:
         """Multiply one vector of the column operand by the matching elements of all rows.
 
         Rows past the end repeat the last row; their sums are not stored.
         """
-        inst = next(n for n in walk(body) if isinstance(n, Inst))
+        inst = next(n for n in ir.walk(body) if isinstance(n, ir.Inst))
         assert inst.statement == ACC
         k = V("k_vec") * self.vector + "p" if self.along_k else V("k_vec")
         symbols = (*self.roles.batch, "k_vec", "j_vec", "p", *(f"row{r}" for r in range(self.rows)))
         vectors = self._by_words(k, symbols) or self._by_elements(k, symbols)
         self.multiples |= dict.fromkeys(vectors[1])
-        return (Let("k_vec", self._index_along("k") // self._k_per_load, vectors[0]),)
+        return (ir.Let("k_vec", self._index_along("k") // self._k_per_load, vectors[0]),)
 
-    def _by_elements(self, k: Index, symbols: tuple[str, ...]) -> tuple[Body, Multiples]:
+    def _by_elements(self, k: Index, symbols: tuple[str, ...]) -> tuple[ir.Body, Multiples]:
         """Return one product per point."""
-        points: Body = ()
+        points: ir.Body = ()
         for r in range(self.rows):
             env = self._env(V(f"row{r}"), "p", k)
             pair = [flat(self.group, v, env, lambda x: None) for v in self.product.values]
             register = self._register(r, ZERO if self.along_k else V("p"))
-            points += (Store("acc", register, self.product.term(*pair), "sum"),)
+            points += (ir.Store("acc", register, self.product.term(*pair), "sum"),)
         vectors = widen(points, "p", self.vector, stored(self.group.arrays), symbols)
         assert vectors is not None, "nothing is stored to memory here"
         return vectors
 
-    def _by_words(self, k: Index, symbols: tuple[str, ...]) -> tuple[Body, Multiples] | None:
+    def _by_words(self, k: Index, symbols: tuple[str, ...]) -> tuple[ir.Body, Multiples] | None:
         """Return four byte products at once, if both operands are contiguous along the reduction; otherwise None."""
         if not self.along_k or not set(self.product.dtypes) <= set(BYTES):
             return None
         a, b = self.product.values
         pairs = [(b, V("row0")), *((a, V(f"row{r}")) for r in range(self.rows))]
-        reads: Body = ()
+        reads: ir.Body = ()
         alignment: Multiples = ()
         for n, (v, row) in enumerate(pairs):
             x = flat(self.group, v, self._env(row, "p", k), lambda x: None)
-            stride, first = x.address.split("p") if isinstance(x, FlatLoad) else (ZERO, ZERO)
+            stride, first = x.address.split("p") if isinstance(x, ir.FlatLoad) else (ZERO, ZERO)
             more = multiples(first, self.vector, symbols)
-            if not isinstance(x, FlatLoad) or stride != ONE or "p" in first.symbols() or more is None:
+            if not isinstance(x, ir.FlatLoad) or stride != ONE or "p" in first.symbols() or more is None:
                 return None
             alignment += more
-            words = Pointer("uint32", "words", V(n * WORDS_PER_LOAD))
-            reads += (Call(f"pd_ldg_wide<{WORDS_PER_LOAD}>", (words, Pointer("uint32", x.buffer, first))),)
+            words = ir.Pointer("uint32", "words", V(n * WORDS_PER_LOAD))
+            reads += (ir.Call(f"pd_ldg_wide<{WORDS_PER_LOAD}>", (words, ir.Pointer("uint32", x.buffer, first))),)
         dots = tuple(self._dot(r) for r in range(self.rows))
-        body: Body = (*reads, For("word", ZERO, V(WORDS_PER_LOAD), dots, "unroll"))
-        return (Alloc("words", "uint32", V(len(pairs) * WORDS_PER_LOAD), "register", body),), alignment
+        body: ir.Body = (*reads, ir.For("word", ZERO, V(WORDS_PER_LOAD), dots, "unroll"))
+        return (ir.Alloc("words", "uint32", V(len(pairs) * WORDS_PER_LOAD), "register", body),), alignment
 
-    def _dot(self, row: int) -> Store:
+    def _dot(self, row: int) -> ir.Store:
         """Return the product of a word of a row and a word of the column."""
-        total = FlatLoad("int32", "acc", self._register(row, ZERO))
-        a, b = (FlatLoad("uint32", "words", V("word") + n * WORDS_PER_LOAD) for n in (row + 1, 0))
-        return Store("acc", total.address, Apply("int32", f"pd_dp4a_{TENSOR[self.product.dtypes]}", (a, b, total)))
+        total = ir.FlatLoad("int32", "acc", self._register(row, ZERO))
+        a, b = (ir.FlatLoad("uint32", "words", V("word") + n * WORDS_PER_LOAD) for n in (row + 1, 0))
+        return ir.Store(
+            "acc", total.address, ir.Apply("int32", f"pd_dp4a_{TENSOR[self.product.dtypes]}", (a, b, total))
+        )
 
-    def reduce(self, body: Body) -> Body:
+    def reduce(self, body: ir.Body) -> ir.Body:
         """Build the loop of a lane, for columns that exist."""
         trips = self._trip_count()
-        loop: Body = unroll_by(body, b("k"), LOADS_IN_FLIGHT[self.rows, self.along_k])
+        loop: ir.Body = unroll_by(body, b("k"), LOADS_IN_FLIGHT[self.rows, self.along_k])
         if trips.constant is None:  # compilers do not unroll a loop whose condition divides
-            loop = (Let(TRIP_COUNT, trips, loop),)
+            loop = (ir.Let(TRIP_COUNT, trips, loop),)
         for r in range(self.rows):
-            loop = (Let(f"row{r}", minimum(self._index_along("i", i=r), self.M - 1), loop),)
-        loop = (Let("j_vec", self._index_along("j") // self.columns, loop),)
-        return (*self._prefetch_weights(), If((self._live(),), loop))
+            loop = (ir.Let(f"row{r}", minimum(self._index_along("i", i=r), self.M - 1), loop),)
+        loop = (ir.Let("j_vec", self._index_along("j") // self.columns, loop),)
+        return (*self._prefetch_weights(), ir.If((self._live(),), loop))
 
-    def _prefetch_weights(self) -> Body:
+    def _prefetch_weights(self) -> ir.Body:
         """Prefetch the first vectors of a lane to L2 while the previous launch ends, if no launch writes them."""
         if not self.product.fixed:
             return ()
         k = (self._index_along("k") // self._k_per_load).subs({b("k"): V(EARLY_TRIPS)}) * self._k_per_load
         column = flat(self.group, self.product.values[1], {**self._env(ZERO, "p", k), "p": ZERO}, lambda x: None)
-        if not isinstance(column, FlatLoad):
+        if not isinstance(column, ir.FlatLoad):
             return ()
         at = column.address.subs({"p": ZERO, "j_vec": self._index_along("j") // self.columns})
-        fetch = Call("pd_fetch", (Pointer(column.dtype, column.buffer, at),))
-        mine = (self._live(), Compare("<", V(EARLY_TRIPS), self._trip_count()))
-        vectors = For(EARLY_TRIPS, ZERO, V(LOADS_IN_FLIGHT[self.rows, self.along_k]), (If(mine, (fetch,)),), "unroll")
-        return (vectors, Call("pd_grid_begin"))
+        fetch = ir.Call("pd_fetch", (ir.Pointer(column.dtype, column.buffer, at),))
+        mine = (self._live(), ir.Compare("<", V(EARLY_TRIPS), self._trip_count()))
+        vectors = ir.For(
+            EARLY_TRIPS, ZERO, V(LOADS_IN_FLIGHT[self.rows, self.along_k]), (ir.If(mine, (fetch,)),), "unroll"
+        )
+        return (vectors, ir.Call("pd_grid_begin"))
 
-    def combine(self, body: Body) -> Body:
+    def combine(self, body: ir.Body) -> ir.Body:
         """Add all lanes of a column by shuffles, then store a warp's sums in shared memory for the epilogues."""
-        assert {n.statement for n in walk(body) if isinstance(n, Inst)} == {CLEAR, SUM}
-        total = FlatLoad(self.sums, "acc", V("r"))
+        assert {n.statement for n in ir.walk(body) if isinstance(n, ir.Inst)} == {CLEAR, SUM}
+        total = ir.FlatLoad(self.sums, "acc", V("r"))
         steps = [s if self.along_k else s * N_LANES for s in (4, 2, 1)]
         across = tuple(
-            Store("acc", V("r"), Apply(self.sums, "pd_shfl_xor", (total, const(s, "int32"))), "sum") for s in steps
+            ir.Store("acc", V("r"), ir.Apply(self.sums, "pd_shfl_xor", (total, const(s, "int32"))), "sum")
+            for s in steps
         )
         keep = tuple(
-            Store("sums", self._partial_offset(V(w("k")), V(r), col), FlatLoad(self.sums, "acc", self._register(r, c)))
+            ir.Store(
+                "sums", self._partial_offset(V(w("k")), V(r), col), ir.FlatLoad(self.sums, "acc", self._register(r, c))
+            )
             for r in range(self.rows)
             for c, col in enumerate(self._columns())
         )
-        sums = For("r", ZERO, V(self.rows * self.columns), across, "unroll")
-        out: Body = (sums, If((Compare("==", V(lanes("k")), ZERO),), keep), Call("pd_syncthreads"))
+        sums = ir.For("r", ZERO, V(self.rows * self.columns), across, "unroll")
+        out: ir.Body = (sums, ir.If((ir.Compare("==", V(lanes("k")), ZERO),), keep), ir.Call("pd_syncthreads"))
         if self.blocks == 1:
             return out
         element = V("tid")
         assert self._elements <= self._threads()
         whole = self._sum_in_order([self._load_partial(n, element) for n in range(self.warps[1])])
-        first = If((Compare("<", element, V(self._elements)),), (self._store_partial(element, whole),))
+        first = ir.If((ir.Compare("<", element, V(self._elements)),), (self._store_partial(element, whole),))
         return (*out, first, *self.sharing.meet())
 
-    def _store_partial(self, element: Index, whole: Value) -> Node:
+    def _store_partial(self, element: Index, whole: Value) -> ir.Node:
         """Store a block's sum of an element for the block that finishes it."""
         if self.sharing.cluster:
-            return Store("sums", element, whole)
-        place = Pointer(self.sums, WORKSPACE, V("bid") * self._elements + element)
-        return Alloc("whole", self.sums, ONE, "register", (
-            Store("whole", ZERO, whole), Call("pd_leave<1>", (place, Pointer(self.sums, "whole", ZERO))),
+            return ir.Store("sums", element, whole)
+        place = ir.Pointer(self.sums, WORKSPACE, V("bid") * self._elements + element)
+        return ir.Alloc("whole", self.sums, ONE, "register", (
+            ir.Store("whole", ZERO, whole), ir.Call("pd_leave<1>", (place, ir.Pointer(self.sums, "whole", ZERO))),
         ))  # fmt: skip
 
     def _columns(self) -> list[Index]:
@@ -399,7 +389,7 @@ class _GemvKernel(Variant):
         """Return the offset of a warp's sum of an element of the block."""
         return (warp * self.rows + row) * self.block + column
 
-    def distribute_epilogues(self, body: Body) -> Body:
+    def distribute_epilogues(self, body: ir.Body) -> ir.Body:
         """Distribute the epilogues over threads.
 
         Each block of a cluster finishes a part; otherwise the last block finishes all.
@@ -408,11 +398,11 @@ class _GemvKernel(Variant):
             return self.sharing.finish(spread(body, e("j"), self._threads(), "unroll"))
         mine = self._elements // self.blocks
         body = substitute(spread(body, e("j"), self._elements, "unroll", "thread"), {"thread": V(RANK) * mine + "tid"})
-        return (If((Compare("<", V("tid"), V(mine)),), body),)
+        return (ir.If((ir.Compare("<", V("tid"), V(mine)),), body),)
 
     def _load_partial(self, warp: int, element: Index) -> Value:
         """Return a warp's partial sum of an element of the block."""
-        return FlatLoad(self.sums, "sums", element + warp * self._elements)
+        return ir.FlatLoad(self.sums, "sums", element + warp * self._elements)
 
     def _sum_in_order(self, parts: Sequence[Value]) -> Value:
         """Add partial sums in order."""
@@ -421,30 +411,31 @@ class _GemvKernel(Variant):
             total = op("add", total, x)
         return total
 
-    def epilogue(self, s: Statement, a: Mapping[str, Index]) -> Body:
+    def epilogue(self, s: Statement, a: Mapping[str, Index]) -> ir.Body:
         """Lower an element of the block: add the sums of warps or blocks in order, then apply the epilogue."""
         row, column = a[e("i")], a[e("j")]
         element = self._partial_offset(ZERO, row, column)
         parts = [self._load_partial(n, element) for n in range(self.warps[1])]
         if self.blocks > 1:
-            own = Pointer(self.sums, "sums", element)
-            parts = [Apply(self.sums, "pd_lds_at", (own, const(n, "int32"))) for n in range(self.blocks)]
+            own = ir.Pointer(self.sums, "sums", element)
+            parts = [ir.Apply(self.sums, "pd_lds_at", (own, const(n, "int32"))) for n in range(self.blocks)]
         if self.blocks > 1 and not self.sharing.cluster:
             first = V("bid") // self.blocks * (self.blocks * self._elements) + element
-            places = (Pointer(self.sums, WORKSPACE, first + n * self._elements) for n in range(self.blocks))
-            parts = [Apply(self.sums, "pd_left", (x,)) for x in places]
+            places = (ir.Pointer(self.sums, WORKSPACE, first + n * self._elements) for n in range(self.blocks))
+            parts = [ir.Apply(self.sums, "pd_left", (x,)) for x in places]
         env = self.places.env(s.name, {**a, e("i"): V("e_row"), e("j"): V("e_column")})
-        value = self.product.epilogue_value(s, env, Reg(self.sums, "total"))
+        value = self.product.epilogue_value(s, env, ir.Reg(self.sums, "total"))
         address = self.group.arrays[s.array].address(tuple(i.subs(env) for i in s.index))
-        live = (Compare("<", env[self.roles.row], self.M), Compare("<", env[self.roles.col], self.N))
-        body: Body = (If(live, (Def("total", self._sum_in_order(parts)), Store(s.array, address, value))),)
-        return (Let("e_row", row, (Let("e_column", column, body),)),)
+        live = (ir.Compare("<", env[self.roles.row], self.M), ir.Compare("<", env[self.roles.col], self.N))
+        body: ir.Body = (ir.If(live, (ir.Def("total", self._sum_in_order(parts)), ir.Store(s.array, address, value))),)
+        return (ir.Let("e_row", row, (ir.Let("e_column", column, body),)),)
 
 
-def unroll_by(body: Body, var: str, factor: int) -> Body:
+def unroll_by(body: ir.Body, var: str, factor: int) -> ir.Body:
     """Unroll loop ``var`` by a factor."""
     return tuple(
-        For(n.var, n.lo, n.hi, n.body, f"unroll{factor}") if isinstance(n, For) and n.var == var else n for n in body
+        ir.For(n.var, n.lo, n.hi, n.body, f"unroll{factor}") if isinstance(n, ir.For) and n.var == var else n
+        for n in body
     )
 
 

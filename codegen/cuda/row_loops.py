@@ -5,26 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
+from polydyn.codegen import ir
 from polydyn.codegen.cuda.work import SERIAL_LOADS, UNROLLED_LOADS
 from polydyn.codegen.indices import substitute
-from polydyn.codegen.ir import (
-    Alloc,
-    Body,
-    Call,
-    Compare,
-    Def,
-    FlatLoad,
-    For,
-    If,
-    Mark,
-    Node,
-    Pointer,
-    Set,
-    Store,
-    map_value,
-    rewrite,
-    walk,
-)
 from polydyn.codegen.passes.threads import (
     WARP,
 )
@@ -45,14 +28,16 @@ STARTS = {"lanes": (V("lane") % LANES, LANES), "warp": (V("lane"), WARP), "block
 """Mapping -> the first iteration of a thread in a thread-mapped loop, and the distance to its next one."""
 
 
-def on_rows(body: Body, f: Callable[[Body], Body]) -> Body:
+def on_rows(body: ir.Body, f: Callable[[ir.Body], ir.Body]) -> ir.Body:
     """Transform the body under the row mark; a later pass consumes the mark."""
-    return rewrite(body, lambda n: replace(n, body=f(n.body)) if isinstance(n, Mark) and n.name == MarkName.ROW else n)
+    return ir.rewrite(
+        body, lambda n: replace(n, body=f(n.body)) if isinstance(n, ir.Mark) and n.name == MarkName.ROW else n
+    )
 
 
-def unroll_mapped(n: Node, kind: str) -> Node:
+def unroll_mapped(n: ir.Node, kind: str) -> ir.Node:
     """Unroll a thread-mapped loop of a few iterations: the compiler then reads a row once and keeps it in registers."""
-    if not (isinstance(n, For) and n.kind == kind and n.hi.constant is not None):
+    if not (isinstance(n, ir.For) and n.kind == kind and n.hi.constant is not None):
         return n
     first, step = STARTS[kind]
     trips, at = -(-int(n.hi) // step), first + V(n.var) * step
@@ -60,20 +45,20 @@ def unroll_mapped(n: Node, kind: str) -> Node:
         return n
     body = substitute(n.body, {n.var: at})
     return replace(
-        n, hi=V(trips), kind="unroll", body=(If((Compare("<", at, n.hi),), body),) if int(n.hi) % step else body
+        n, hi=V(trips), kind="unroll", body=(ir.If((ir.Compare("<", at, n.hi),), body),) if int(n.hi) % step else body
     )
 
 
-def loads_first(n: Node, kind: str) -> Node:
+def loads_first(n: ir.Node, kind: str) -> ir.Node:
     """Group the loads of several iterations of a thread-mapped loop with unknown trip count before its stores.
 
     Compilers do not move a load before a store, because they may alias.
     Before: for i: in = x[i]; y[i] = f(in). After: for i by 4: in[u] = x[i + u]; y[i + u] = f(in[u]), for each u.
     """
-    if not (isinstance(n, For) and n.kind == kind and n.hi.constant is None and n.lo == ZERO):
+    if not (isinstance(n, ir.For) and n.kind == kind and n.hi.constant is None and n.lo == ZERO):
         return n
-    arrays, body = list[Alloc](), n.body
-    while len(body) == 1 and isinstance(body[0], Alloc):
+    arrays, body = list[ir.Alloc](), n.body
+    while len(body) == 1 and isinstance(body[0], ir.Alloc):
         arrays.append(body[0])
         body = body[0].body
     loads = tuple(x for x in body if _is_call(x, "pd_ldg_wide"))
@@ -83,12 +68,12 @@ def loads_first(n: Node, kind: str) -> Node:
     loaded = {_at(x, 0) for x in loads}
     first, step = STARTS[kind]
 
-    def trip(part: Body, u: int) -> Body:
+    def trip(part: ir.Body, u: int) -> ir.Body:
         at = first + (V(n.var) * trips + u) * step
         moved = substitute(part, {n.var: at})
         for x in arrays:
             moved = moved_by(moved, x.buffer, x.size * u) if x.buffer in loaded else moved
-        return (If((Compare("<", at, n.hi),), moved),)
+        return (ir.If((ir.Compare("<", at, n.hi),), moved),)
 
     rest = tuple(x for x in body if x not in loads)
     out = tuple(x for part in (loads, rest) for u in range(trips) for x in trip(part, u))
@@ -97,24 +82,26 @@ def loads_first(n: Node, kind: str) -> Node:
     return replace(n, hi=n.hi.ceildiv(step * trips), kind="serial", body=out)
 
 
-def _is_call(n: Node, function: str) -> bool:
-    return isinstance(n, Call) and n.function.startswith(function)
+def _is_call(n: ir.Node, function: str) -> bool:
+    return isinstance(n, ir.Call) and n.function.startswith(function)
 
 
-def _at(n: Node, argument: int) -> str:
+def _at(n: ir.Node, argument: int) -> str:
     """Return the buffer of a pointer argument of a vector load or store (0: destination, 1: source)."""
-    x = n.args[argument] if isinstance(n, Call) else None
-    return x.buffer if isinstance(x, Pointer) else ""
+    x = n.args[argument] if isinstance(n, ir.Call) else None
+    return x.buffer if isinstance(x, ir.Pointer) else ""
 
 
-def in_flight(n: Node) -> Node:
+def in_flight(n: ir.Node) -> ir.Node:
     """Unroll a thread's loop with unknown trip count, to have several loads in flight.
 
     The loop must be innermost, except for loops over lanes of a vector.
     """
-    inside = [x for x in walk(n.body) if isinstance(x, For) and x.kind != "unroll"] if isinstance(n, For) else []
-    counted = isinstance(n, For) and n.hi.constant is None and not inside
-    return replace(n, kind=f"unroll{SERIAL_LOADS}") if counted and isinstance(n, For) else n
+    inside = (
+        [x for x in ir.walk(n.body) if isinstance(x, ir.For) and x.kind != "unroll"] if isinstance(n, ir.For) else []
+    )
+    counted = isinstance(n, ir.For) and n.hi.constant is None and not inside
+    return replace(n, kind=f"unroll{SERIAL_LOADS}") if counted and isinstance(n, ir.For) else n
 
 
 def local_type(dtype: str) -> str:
@@ -122,25 +109,27 @@ def local_type(dtype: str) -> str:
     return "float32" if dtype in HALF else dtype
 
 
-def partials(n: Node) -> list[Value]:
+def partials(n: ir.Node) -> list[Value]:
     """Return the value of a store to the partial results of warps; an empty list for another node."""
-    return [n.value] if isinstance(n, Store) and n.buffer.startswith("partial_") else []
+    return [n.value] if isinstance(n, ir.Store) and n.buffer.startswith("partial_") else []
 
 
-def moved_by(body: Body, buffer: str, by: Index) -> Body:
+def moved_by(body: ir.Body, buffer: str, by: Index) -> ir.Body:
     """Add ``by`` to every address of a buffer."""
 
     def value(v: Value) -> Value:
-        return replace(v, address=v.address + by) if isinstance(v, (FlatLoad, Pointer)) and v.buffer == buffer else v
+        return (
+            replace(v, address=v.address + by) if isinstance(v, (ir.FlatLoad, ir.Pointer)) and v.buffer == buffer else v
+        )
 
-    def f(n: Node) -> Node:
-        if isinstance(n, (Store, Def, Set)):
-            n = replace(n, value=map_value(n.value, value))
-        if isinstance(n, Store) and n.buffer == buffer:
+    def f(n: ir.Node) -> ir.Node:
+        if isinstance(n, (ir.Store, ir.Def, ir.Set)):
+            n = replace(n, value=ir.map_value(n.value, value))
+        if isinstance(n, ir.Store) and n.buffer == buffer:
             n = replace(n, address=n.address + by)
-        return replace(n, args=tuple(map_value(a, value) for a in n.args)) if isinstance(n, Call) else n
+        return replace(n, args=tuple(ir.map_value(a, value) for a in n.args)) if isinstance(n, ir.Call) else n
 
-    return rewrite(body, f)
+    return ir.rewrite(body, f)
 
 
 def inlined(group: Group, array: str) -> Group:

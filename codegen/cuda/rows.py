@@ -21,6 +21,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from math import inf
 
+from polydyn.codegen import ir
 from polydyn.codegen.cpu.rows import NestKernel
 from polydyn.codegen.cpu.target import CpuTarget
 from polydyn.codegen.cuda.emit import bound_names, emit, narrow_indices_first
@@ -38,18 +39,6 @@ from polydyn.codegen.cuda.row_loops import (
 from polydyn.codegen.cuda.work import UNROLLED_LOADS, row_work
 from polydyn.codegen.family import Family, Rule, Variant, build, keep
 from polydyn.codegen.indices import substitute
-from polydyn.codegen.ir import (
-    Alloc,
-    Body,
-    Call,
-    Compare,
-    For,
-    If,
-    Node,
-    Store,
-    rewrite,
-    walk,
-)
 from polydyn.codegen.kernel import Block, Kernel
 from polydyn.codegen.lower import Lowering
 from polydyn.codegen.passes.threads import (
@@ -187,7 +176,8 @@ class CudaNestKernel:
         """
         of = Version(self, mapping + "_wide" * (lanes > 1), mapping, lanes, self.plain)
         body, count = build(ROWS, of)
-        if lanes > 1 and not any(isinstance(n, Call) and n.function.endswith(f"_wide<{lanes}>") for n in walk(body)):
+        wide = f"_wide<{lanes}>"
+        if lanes > 1 and not any(isinstance(n, ir.Call) and n.function.endswith(wide) for n in ir.walk(body)):
             return ()
         return self._kernels(of, body, count, tuple(of.required))
 
@@ -213,12 +203,12 @@ class CudaNestKernel:
     bound: tuple[str, ...] = ()
     """Names that ``around`` binds, in addition to loops."""
 
-    def around(self, body: Body) -> Body:
+    def around(self, body: ir.Body) -> ir.Body:
         """Wrap the vectors of a thread."""
         return body
 
     def _kernels(
-        self, of: Version, body: Body, count: Index, multiples: tuple[tuple[Index, int], ...]
+        self, of: Version, body: ir.Body, count: Index, multiples: tuple[tuple[Index, int], ...]
     ) -> tuple[Kernel, ...]:
         rows, lanes = TASKS[of.mapping][0], of.lanes
         grid = count.ceildiv(rows)
@@ -233,16 +223,16 @@ class CudaNestKernel:
         kernel = Kernel(of.name, of.symbols, grid, version=of.version, multiples=multiples, block=block)
         return emit(kernel, body, self.group.arrays, limits, WIDE_BLOCKS if lanes > 1 < per else 1)
 
-    def stage(self, body: Body, version: str, lanes: int, required: RequiredMultiples) -> Body:
+    def stage(self, body: ir.Body, version: str, lanes: int, required: RequiredMultiples) -> ir.Body:
         """Map a stage of a row to threads by the mapping ``version``; add the requirements of vectors to ``required``.
         """
         if version == "thread":
-            return rewrite(body, in_flight)
-        loops_of_lanes: Body = map_to_threads(body, version)
+            return ir.rewrite(body, in_flight)
+        loops_of_lanes: ir.Body = map_to_threads(body, version)
         if lanes > 1:
-            loops_of_lanes = rewrite(loops_of_lanes, lambda n: self._by_vectors(n, version, lanes, required))
-            loops_of_lanes = rewrite(loops_of_lanes, lambda n: loads_first(unroll_mapped(n, version), version))
-        results: Body = ()
+            loops_of_lanes = ir.rewrite(loops_of_lanes, lambda n: self._by_vectors(n, version, lanes, required))
+            loops_of_lanes = ir.rewrite(loops_of_lanes, lambda n: loads_first(unroll_mapped(n, version), version))
+        results: ir.Body = ()
         for reg, update in reductions(body).items():
             assert update.reduce is not None
             partial = f"partial_{update.value.dtype}"
@@ -252,16 +242,16 @@ class CudaNestKernel:
             else:
                 combine = combine_block if version == "block" else combine_columns
                 results += combine(reg, register(update), update.reduce, THREADS // WARP, partial)
-        if any(isinstance(n, Store) and n.buffer in self.rows() for n in walk(body)):
-            results += (Call("pd_syncwarp" if version == "warp" else "pd_syncthreads"),)
+        if any(isinstance(n, ir.Store) and n.buffer in self.rows() for n in ir.walk(body)):
+            results += (ir.Call("pd_syncwarp" if version == "warp" else "pd_syncthreads"),)
         return (*loops_of_lanes, *results)
 
-    def _by_vectors(self, n: Node, kind: str, lanes: int, required: RequiredMultiples) -> Node:
+    def _by_vectors(self, n: ir.Node, kind: str, lanes: int, required: RequiredMultiples) -> ir.Node:
         """Return the thread-mapped loop by vectors, if it has them: its iterations are independent."""
-        if not (isinstance(n, For) and n.kind == kind) or n.lo != ZERO or (n.hi.constant or 0) % lanes:
+        if not (isinstance(n, ir.For) and n.kind == kind) or n.lo != ZERO or (n.hi.constant or 0) % lanes:
             return n
         body = substitute(n.body, {n.var: V(n.var) * lanes + "v"})
-        names = frozenset((*self.prefix, *(x.var for x in walk((n,)) if isinstance(x, For)), *self._iterators()))
+        names = frozenset((*self.prefix, *(x.var for x in ir.walk((n,)) if isinstance(x, ir.For)), *self._iterators()))
         vectors = widen(body, "v", lanes, stored(self.group.arrays), names)
         if vectors is None:
             return n
@@ -271,32 +261,32 @@ class CudaNestKernel:
     def _iterators(self) -> set[str]:
         return {i for s in self.group.statements for i in s.iterators}
 
-    def row(self, body: Body, version: str) -> Body:
+    def row(self, body: ir.Body, version: str) -> ir.Body:
         """Let one lane store the elements that exist once per row."""
         if version == "thread":
             return body
         number = {"warp": V("lane"), "lanes": V("lane") % LANES, "block": V("tid"), "columns": V("warp")}[version]
-        first = Compare("==", number, V(0))
-        return tuple(If((first,), (n,)) if isinstance(n, Store) and not partials(n) else n for n in body)
+        first = ir.Compare("==", number, V(0))
+        return tuple(ir.If((first,), (n,)) if isinstance(n, ir.Store) and not partials(n) else n for n in body)
 
-    def guard_store(self, n: Node, live: Compare) -> Node:
+    def guard_store(self, n: ir.Node, live: ir.Compare) -> ir.Node:
         """Guard a store to memory: only rows that exist are stored."""
-        call = isinstance(n, Call) and n.function.startswith("pd_stg")
-        return If((live,), (n,)) if call or (isinstance(n, Store) and n.buffer in self.group.arrays) else n
+        call = isinstance(n, ir.Call) and n.function.startswith("pd_stg")
+        return ir.If((live,), (n,)) if call or (isinstance(n, ir.Store) and n.buffer in self.group.arrays) else n
 
-    def shared(self, body: Body, version: str) -> Body:
+    def shared(self, body: ir.Body, version: str) -> ir.Body:
         """Allocate rows (one per warp) and the warps' partial results."""
-        dtypes = {x.dtype: x for n in walk(body) for x in partials(n)}
+        dtypes = {x.dtype: x for n in ir.walk(body) for x in partials(n)}
         for dtype in dtypes:
             every = V(THREADS if version == "columns" else THREADS // WARP)
-            body = (Alloc(f"partial_{dtype}", local_type(dtype), every, "shared", body),)
+            body = (ir.Alloc(f"partial_{dtype}", local_type(dtype), every, "shared", body),)
         for n in self.rows():
             a = self.group.arrays[n]
             size = product(a.shape[len(self.prefix) :])
             if version == "warp":
                 body = moved_by(body, n, V("warp") * size)
                 size = size * (THREADS // WARP)
-            body = (Alloc(n, local_type(a.dtype), size, "shared", body),)
+            body = (ir.Alloc(n, local_type(a.dtype), size, "shared", body),)
         return body
 
 
@@ -334,15 +324,15 @@ class Version(Variant):
         """Return the lowering of each statement."""
         return {s.name: self.nest.lowering(s) for s in self.group.statements}
 
-    def stage(self, body: Body) -> Body:
+    def stage(self, body: ir.Body) -> ir.Body:
         """Map loops to threads and combine their results."""
         return self.of.stage(body, self.mapping, self.lanes, self.required)
 
-    def row(self, body: Body) -> Body:
+    def row(self, body: ir.Body) -> ir.Body:
         """Let one lane store the elements that exist once per row."""
         return self.of.row(body, self.mapping)
 
-    def shared(self, body: Body) -> Body:
+    def shared(self, body: ir.Body) -> ir.Body:
         """Allocate the rows in shared memory."""
         return self.of.shared(body, self.version)
 
@@ -350,11 +340,11 @@ class Version(Variant):
         """Return the steps that map a task to a thread, some lanes, a warp or a block."""
         rows, inside = TASKS[self.mapping]
         task, together = V("bid") * rows + inside, self.mapping in MAPPINGS_WITH_BARRIERS
-        live = Compare("<", task, count)
+        live = ir.Compare("<", task, count)
         at = minimum(task, count - 1) if together else task  # a surplus row repeats the last one
 
-        def guard(b: Body) -> Body:
-            return rewrite(b, lambda n: self.of.guard_store(n, live)) if together else (If((live,), b),)
+        def guard(b: ir.Body) -> ir.Body:
+            return ir.rewrite(b, lambda n: self.of.guard_store(n, live)) if together else (ir.If((live,), b),)
 
         return (
             Step("tasks", "a thread, some lanes, a warp or a block is a task", lambda b: one_each(b, at)),
@@ -370,20 +360,20 @@ class Version(Variant):
         """Return the numbers of vectors and of their elements."""
         return {extent_of(b("t")): self._extent() // self.lanes, extent_of(it("t")): self.lanes}
 
-    def origin(self, body: Body) -> Body:
+    def origin(self, body: ir.Body) -> ir.Body:
         """Bind the first element of a vector; a single vector has no loop."""
         return substitute(body, {"o_t": ZERO if self._extent() == self.lanes else V(b("t")) * self.lanes})
 
-    def widen(self, body: Body) -> Body:
+    def widen(self, body: ir.Body) -> ir.Body:
         """Combine adjacent elements into a vector."""
         (loop,) = body
         names = (*self.of.prefix, b("t"), "t", *self.of.bound)
         buffers = stored(self.group.arrays)
-        vectors = widen(loop.body, "t", self.lanes, buffers, names) if isinstance(loop, For) else None
+        vectors = widen(loop.body, "t", self.lanes, buffers, names) if isinstance(loop, ir.For) else None
         if vectors is None:
             return body
         self.alignments.append(vectors[1])
-        return self.of.around(rewrite(vectors[0], in_flight))
+        return self.of.around(ir.rewrite(vectors[0], in_flight))
 
 
 ROWS: Family[Version] = Family(

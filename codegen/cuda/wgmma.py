@@ -21,6 +21,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from functools import cached_property, partial
 
+from polydyn.codegen import ir
 from polydyn.codegen.cuda.boxes import MAX_COORDINATE, TensorOperand, descriptor, tensor_operand
 from polydyn.codegen.cuda.emit import bound_names, drop_covered_versions, emit
 from polydyn.codegen.cuda.group import ProductGroup
@@ -35,22 +36,6 @@ from polydyn.codegen.cuda.wgmma_tiles import FLOAT8_TILES, PANEL, POINTS, ROWS, 
 from polydyn.codegen.cuda.work import UNITS, with_epilogues
 from polydyn.codegen.family import Family, Rule, Variant, build
 from polydyn.codegen.indices import substitute
-from polydyn.codegen.ir import (
-    Alloc,
-    Body,
-    Call,
-    Compare,
-    FlatLoad,
-    For,
-    If,
-    Inst,
-    Let,
-    Mark,
-    Pointer,
-    Store,
-    consume,
-    walk,
-)
 from polydyn.codegen.kernel import TF32, WORKERS, Block, Kernel, TensorMapOf, Work
 from polydyn.codegen.lower import Lowering
 from polydyn.codegen.passes.bind import fold
@@ -89,7 +74,7 @@ BLOCKS, BEFORE = "blocks", "before"
 the period of the ring's slots and parities."""
 EPILOGUE_LOOP_HINTS = {e("g"): "unroll", e("s"): "unroll1", e("p"): "unroll1"}
 """Epilogues are loops over slabs of columns, because their unrolled text would not fit the instruction cache."""
-WAIT_FOR_TMA_STORE = If((Compare("==", LANE, ZERO),), (Call("pd_tma_store_wait_read<0>"),))
+WAIT_FOR_TMA_STORE = ir.If((ir.Compare("==", LANE, ZERO),), (ir.Call("pd_tma_store_wait_read<0>"),))
 """Waits until TMA has read the boxes that a warp has sent."""
 
 
@@ -137,7 +122,7 @@ class _Version(Variant):
                          box=self.box, sharing=self.sharing)  # fmt: skip
         before = V(BEFORE) if size.in_turn else ZERO
         self.ring = Ring("", self.stages, (size.rows + self.columns) * STEP, None, before, size.cluster_size)
-        self.done: Body = (CLUSTER_ARRIVE,) if size.cluster else ()
+        self.done: ir.Body = (CLUSTER_ARRIVE,) if size.cluster else ()
 
     @property
     def symbols(self) -> tuple[str, ...]:
@@ -192,7 +177,7 @@ class _Version(Variant):
         sizes = {n: e for n, e in self.schedule.parameters().items() if n not in THREAD_MAPPED_LOOPS}
         return sizes | {extent(s("j")): V(self._panels()), extent(b("s")): self.of.shares}
 
-    def numbers(self, body: Body) -> Body:
+    def numbers(self, body: ir.Body) -> ir.Body:
         """Bind sizes to numbers. They are not folded: the warps' roles need the ring's loop, even of one step."""
         return substitute(body, self.sizes())
 
@@ -204,18 +189,18 @@ class _Version(Variant):
         units: dict[str, IndexLike] = {w("i"): unit, g("i"): V("tid") // WARPGROUP - 1, e("w"): unit}
         return units | (block_parts(self.schedule) if self.size.parts > 1 else {})
 
-    def split(self, body: Body) -> Body:
+    def split(self, body: ir.Body) -> ir.Body:
         """Distribute the reduction over slices."""
         return balance(body, b("k"), self.schedule.extents()[b("k")], self.of.shares, b("s"))
 
-    def rounds(self, body: Body) -> Body:
+    def rounds(self, body: ir.Body) -> ir.Body:
         """Make blocks persistent workers; both roles of a block loop over the same tiles."""
-        deal = consume(body, MarkName.TASK, lambda x: rounds((Mark(MarkName.TASK, x),), V(BLOCKS)))
-        return (Mark(MarkName.TASK, (For(WORKER, ZERO, V(BLOCKS), deal, "parallel"),)),)
+        deal = ir.consume(body, MarkName.TASK, lambda x: rounds((ir.Mark(MarkName.TASK, x),), V(BLOCKS)))
+        return (ir.Mark(MarkName.TASK, (ir.For(WORKER, ZERO, V(BLOCKS), deal, "parallel"),)),)
 
-    def allocate(self, body: Body) -> Body:
+    def allocate(self, body: ir.Body) -> ir.Body:
         for name in ("acc", *["part"] * self.apart):
-            body = (Alloc(name, self.of.sums, V(self.sums.registers), "register", body),)
+            body = (ir.Alloc(name, self.of.sums, V(self.sums.registers), "register", body),)
         return body
 
     @property
@@ -235,14 +220,14 @@ class _Version(Variant):
         parts = self.size.parts
         mapped, multiples = self._mapped, (*self.required_multiples, *self.sums.multiples)
         extents = (product.M, product.N, product.K, *(product.extents[x] for x in product.roles.batch))
-        conditions = dict.fromkeys((Compare(">=", product.K, ONE), *(x for m in mapped for x in m.conditions)))
-        conditions |= {Compare("<=", x, V(MAX_COORDINATE)): None for x in extents if x.constant is None}
+        conditions = dict.fromkeys((ir.Compare(">=", product.K, ONE), *(x for m in mapped for x in m.conditions)))
+        conditions |= {ir.Compare("<=", x, V(MAX_COORDINATE)): None for x in extents if x.constant is None}
         limits, launch = block_limits(product, self.tile, count), {}
         limits |= {**self._clusters(), c(self.size.cluster): self.size.cluster_size}
         if self.size.in_turn:
             several = self.size.cluster_size
-            conditions |= {Compare(">", self._tiles(), V(BLOCKS)): None}
-            conditions |= {Compare(">=", V(BLOCKS), V(several)): None} if several > 1 else {}
+            conditions |= {ir.Compare(">", self._tiles(), V(BLOCKS)): None}
+            conditions |= {ir.Compare(">=", V(BLOCKS), V(several)): None} if several > 1 else {}
             limits, launch = limits | self._rounds(), {BLOCKS: V(WORKERS) // several * several}
         kernel = Kernel(
             self.name, self.symbols, count, launch=launch, version=self.version,
@@ -308,7 +293,7 @@ class _Version(Variant):
 
     # -- marks ---------------------------------------------------------------------------------------------------
 
-    def specialise_warps(self, body: Body) -> Body:
+    def specialise_warps(self, body: ir.Body) -> ir.Body:
         """Split the loop into the producer and the consumers of the ring."""
         filled, multiply = self._roles(body)
         work = multiply(())
@@ -316,60 +301,60 @@ class _Version(Variant):
         return self._shared(specialise([filled], self.size.consumers, work, self.size.registers[1:],
                                        beside=self.sharing.meet(), early=early))  # fmt: skip
 
-    def specialise_blocks(self, band: Body) -> Body:
+    def specialise_blocks(self, band: ir.Body) -> ir.Body:
         """Split the loop over all tiles of a block: the band occurs twice, for the producer and for the consumers."""
-        (body,) = (n.body for n in walk(band) if isinstance(n, Mark) and n.name == MarkName.ROLES)
+        (body,) = (n.body for n in ir.walk(band) if isinstance(n, ir.Mark) and n.name == MarkName.ROLES)
         filled, multiply = self._roles(body)
         steps = self.of.K.ceildiv(self.step)
 
-        def tiles(part: Body) -> Body:
-            inside: Body = (Let(BEFORE, V(ROUND) * steps, part),)
+        def tiles(part: ir.Body) -> ir.Body:
+            inside: ir.Body = (ir.Let(BEFORE, V(ROUND) * steps, part),)
             if steps.constant is None:  # their number would often be too large for 32 bits
                 period = self._period()
-                inside = (Let(BEFORE, V(f"{ROUND}_rest") * V("steps_rest") % period, part),)
-                inside = (Let(f"{ROUND}_rest", V(ROUND) % period, (Let("steps_rest", steps % period, inside),)),)
-            return (Mark(MarkName.TASK, consume(band, MarkName.ROLES, lambda _: inside)),)
+                inside = (ir.Let(BEFORE, V(f"{ROUND}_rest") * V("steps_rest") % period, part),)
+                inside = (ir.Let(f"{ROUND}_rest", V(ROUND) % period, (ir.Let("steps_rest", steps % period, inside),)),)
+            return (ir.Mark(MarkName.TASK, ir.consume(band, MarkName.ROLES, lambda _: inside)),)
 
         work = tiles(in_turn(V(ROUND), self.size.consumers, multiply))
         work += self.done
         work += (WAIT_FOR_TMA_STORE,) if self.out else ()  # a block's memory must stay until boxes are read
         body = specialise([filled], 1, work, self.size.registers[1:], lambda x: tiles((x,)), ((PING_PONG_BARRIER, 1),))
         rows = V(self.size.consumers * ROWS * self.columns)  # each consumer stages one instruction's sums at a time
-        return self._shared((Alloc("stage", self.of.sums, rows, "shared", body),))
+        return self._shared((ir.Alloc("stage", self.of.sums, rows, "shared", body),))
 
-    def _roles(self, body: Body) -> tuple[tuple[Ring, Body], Callable[[Body], Body]]:
+    def _roles(self, body: ir.Body) -> tuple[tuple[Ring, ir.Body], Callable[[ir.Body], ir.Body]]:
         """Return the ring with its copies, and a function that adds statements after the last issue."""
-        (loop,) = (n for n in body if isinstance(n, For) and n.var == b("k"))
+        (loop,) = (n for n in body if isinstance(n, ir.For) and n.var == b("k"))
         copies, uses = split_copies(loop.body)
         ring = replace(self.ring, loop=loop)
-        used = tuple(n for m in uses if isinstance(m, Mark) for n in m.body)
+        used = tuple(n for m in uses if isinstance(m, ir.Mark) for n in m.body)
         before, after = body[: body.index(loop)], body[body.index(loop) + 1 :]
         return (ring, copies), lambda issued: accumulate(ring, used, before, after, self._promote_sums(), issued)
 
-    def _shared(self, body: Body) -> Body:
+    def _shared(self, body: ir.Body) -> ir.Body:
         """Allocate the rings."""
         for which, side in ((1, self.columns), (0, self.tile.bm)):
             size = V(side * self.step * self.stages)
-            body = (Alloc("tile_" + "ab"[which], self.of.dtypes[which], size, "shared", body),)
+            body = (ir.Alloc("tile_" + "ab"[which], self.of.dtypes[which], size, "shared", body),)
         return body
 
-    def _promote_sums(self) -> Body:
+    def _promote_sums(self) -> ir.Body:
         """Add a step's sums to the sums so far in float32: tensor cores keep few bits of sums of 8-bit floats."""
         if not self.apart:
             return ()
-        part, number = FlatLoad(self.of.sums, "part", V("fragment")), V(self.columns // 2)
-        keep = Call(f"pd_wgmma_keep<{self.columns // 2}>", (Pointer(self.of.sums, "part", ZERO),))
-        return (keep, For("fragment", ZERO, number, (Store("acc", V("fragment"), part, "sum"),), "unroll"))
+        part, number = ir.FlatLoad(self.of.sums, "part", V("fragment")), V(self.columns // 2)
+        keep = ir.Call(f"pd_wgmma_keep<{self.columns // 2}>", (ir.Pointer(self.of.sums, "part", ZERO),))
+        return (keep, ir.For("fragment", ZERO, number, (ir.Store("acc", V("fragment"), part, "sum"),), "unroll"))
 
-    def instruction(self, body: Body) -> Body:
+    def instruction(self, body: ir.Body) -> ir.Body:
         """Tensorize: a warpgroup's step of the reduction is one asynchronous group; else take a lane's points."""
-        inst = next(n for n in walk(body) if isinstance(n, Inst))
-        points = [n.var for n in walk(body) if isinstance(n, For)]
+        inst = next(n for n in ir.walk(body) if isinstance(n, ir.Inst))
+        points = [n.var for n in ir.walk(body) if isinstance(n, ir.For)]
         if inst.statement == ACC:
             return substitute((inst,), dict.fromkeys(points, ZERO))
         return lane_points(inst, points)
 
-    def epilogue(self, body: Body) -> Body:
+    def epilogue(self, body: ir.Body) -> ir.Body:
         """Stage all sums of a tile in the ring of the columns, which is as large, after the last consumer has read it.
 
         In the ping-pong form each consumer has memory of its own.
@@ -377,12 +362,12 @@ class _Version(Variant):
         if self.size.in_turn:
             return body
         threads = FromIndex("int32", V(self.size.consumers * WARPGROUP))
-        consumed = Call("pd_bar_sync", (FromIndex("int32", V(CONSUMER_BARRIER_ID)), threads))
+        consumed = ir.Call("pd_bar_sync", (FromIndex("int32", V(CONSUMER_BARRIER_ID)), threads))
         return (*self.done, consumed, *body)
 
-    def reuse(self, body: Body) -> Body:
+    def reuse(self, body: ir.Body) -> ir.Body:
         """Stage a warp's sums in place of its boxes, once these are read."""
-        return (WAIT_FOR_TMA_STORE, Call("pd_syncwarp"), *body)
+        return (WAIT_FOR_TMA_STORE, ir.Call("pd_syncwarp"), *body)
 
     # -- statements ----------------------------------------------------------------------------------------------
 
@@ -400,12 +385,12 @@ class _Version(Variant):
             STAGE: self.sums.stage,
         }
 
-    def _slot(self, which: int, a: Mapping[str, Index], more: IndexLike = 0) -> Pointer:
+    def _slot(self, which: int, a: Mapping[str, Index], more: IndexLike = 0) -> ir.Pointer:
         """Return an element of the current slot of an operand's ring."""
         size = (self.tile.bm if which == 0 else self.columns) * self.step
-        return Pointer(self.of.dtypes[which], "tile_" + "ab"[which], self.ring.slot(a[b("k")]) * size + more)
+        return ir.Pointer(self.of.dtypes[which], "tile_" + "ab"[which], self.ring.slot(a[b("k")]) * size + more)
 
-    def copy(self, which: int, a: Mapping[str, Index], fetch: bool = False) -> Body:
+    def copy(self, which: int, a: Mapping[str, Index], fetch: bool = False) -> ir.Body:
         """Copy one box of an operand (a panel of it, if it is contiguous along its columns).
 
         If blocks share it, each loads a part of its lines into all. CodegenError: they do not copy the same box.
@@ -426,7 +411,7 @@ class _Version(Variant):
             return (m.fetch("map_" + "ab"[which], mn, k, a),)
         return (m.load("map_" + "ab"[which], place, mn, k, a, self.ring.full(a[b("k")]), blocks),)
 
-    def accumulate(self, a: Mapping[str, Index]) -> Body:
+    def accumulate(self, a: Mapping[str, Index]) -> ir.Body:
         """Issue the four instructions of a step, for every 64 rows."""
         along_k, at = self.maps[1].along_k, {**a, f("k"): V(f("k"))}
         cell = self.places.cell(ACC, "tile_a", at)
@@ -439,9 +424,9 @@ class _Version(Variant):
             function += f"<{int(not along_k)}>"
         sums, more = ("part", V(f("k"))) if self.apart else ("acc", ONE)  # the first one of a step starts from zero
         first = V(f("i")) * (self.columns // 2)
-        args = (Pointer(self.of.sums, sums, first), rows, columns, FromIndex("int32", more))
-        every = For(f("i"), ZERO, V(self.size.shape[1]), (Call(function, args),), "unroll")
-        return (For(f("k"), ZERO, V(STEP // POINTS), (every,), "unroll"),)
+        args = (ir.Pointer(self.of.sums, sums, first), rows, columns, FromIndex("int32", more))
+        every = ir.For(f("i"), ZERO, V(self.size.shape[1]), (ir.Call(function, args),), "unroll")
+        return (ir.For(f("k"), ZERO, V(STEP // POINTS), (every,), "unroll"),)
 
 
 WGMMA: Family[_Version] = Family(

@@ -14,24 +14,11 @@ from fractions import Fraction
 from functools import cached_property
 from typing import Any
 
+from polydyn.codegen import ir
 from polydyn.codegen.cuda.emit import bound_names, emit
 from polydyn.codegen.cuda.work import bounded_registers, points, vectors, window_work
 from polydyn.codegen.family import Family, Rule, Variant, build
 from polydyn.codegen.indices import substitute
-from polydyn.codegen.ir import (
-    Alloc,
-    Body,
-    Compare,
-    FlatLoad,
-    For,
-    If,
-    Node,
-    Store,
-    bodies,
-    map_value,
-    rewrite,
-    with_bodies,
-)
 from polydyn.codegen.kernel import Block, Kernel, Work
 from polydyn.codegen.lower import Lowering, flat
 from polydyn.codegen.passes.bind import bind
@@ -176,7 +163,7 @@ class CudaWindowKernel(Variant):
         sizes: dict[str, IndexLike] = {extent(b(x)): self._tiles(x) for x in self.sides}
         return sizes | {extent(it(LANES)): self.lanes}
 
-    def origins(self, body: Body) -> Body:
+    def origins(self, body: ir.Body) -> ir.Body:
         """Bind the starts of a tile."""
         return substitute(body, {self.schedule.map.origins[x].symbol: self._first(x) for x in self.sides})
 
@@ -190,12 +177,12 @@ class CudaWindowKernel(Variant):
         names = self._blocked()
         order = (*(names.get(x, it(x)) for x in self.prefix[:-1]), b(LANES))
 
-        def threads(body: Body) -> Body:
+        def threads(body: ir.Body) -> ir.Body:
             return bind(tasks(body, order=order), {"begin": task, "end": task + 1})
 
         return (
             Step("tasks", "a thread is a task", threads),
-            Step("guard", "the last block has fewer tasks", lambda x: (If((Compare("<", task, count),), x),)),
+            Step("guard", "the last block has fewer tasks", lambda x: (ir.If((ir.Compare("<", task, count),), x),)),
         )
 
     def _tiles(self, axis: str) -> Index:
@@ -214,12 +201,12 @@ class CudaWindowKernel(Variant):
         """Return the loops over tiles of the band's iterators, except of the last one."""
         return {self.axes.across: b(OUTPUTS)}
 
-    def _blocks(self, body: Body) -> int:
+    def _blocks(self, body: ir.Body) -> int:
         """Return the targeted blocks per multiprocessor, from the registers for sums and concurrent loads."""
         loaded = [ITEMSIZE[x.dtype] for x in vectors(body, "pd_ldg_wide")]
         return 2 if self.lanes * self.axes.outputs + sum(loaded) * self.lanes // 4 <= MAX_DATA_REGISTERS else 1
 
-    def _work(self, body: Body, registers: int) -> Work:
+    def _work(self, body: ir.Body, registers: int) -> Work:
         return window_work(self.group, self._box(), body, self.threads, self.lanes, registers)
 
     def _box(self) -> dict[str, int]:
@@ -232,42 +219,42 @@ class CudaWindowKernel(Variant):
         """Return the lowering of a statement; results of the tile are cells of an array."""
         array = self.group.arrays[s.array]
 
-        def f(a: Coordinates) -> Body:
+        def f(a: Coordinates) -> ir.Body:
             env = self.places.env(s.name, a)
             value = flat(self.group, s.value, env, lambda x: self._local(x, a))
             if array.role == "local":
-                return (Store(s.array, self._cell(a), value, s.reduce),)
-            return (Store(s.array, array.address(tuple(i.subs(env) for i in s.index)), value, s.reduce),)
+                return (ir.Store(s.array, self._cell(a), value, s.reduce),)
+            return (ir.Store(s.array, array.address(tuple(i.subs(env) for i in s.index)), value, s.reduce),)
 
         return f
 
     def _local(self, x: Load, a: Coordinates) -> Value | None:
         local = self.group.arrays[x.buffer].role == "local"
-        return FlatLoad(x.dtype, x.buffer, self._cell(a)) if local else None
+        return ir.FlatLoad(x.dtype, x.buffer, self._cell(a)) if local else None
 
     def _cell(self, a: Coordinates) -> Index:
         """Return the offset of an output's result in the tile: a vector for each output."""
         return a[it(OUTPUTS)] * self.lanes + a[it(LANES)]
 
-    def outputs(self, body: Body) -> Body:
+    def outputs(self, body: ir.Body) -> ir.Body:
         """Guard each output of a tile by its bounds check, because the last tile may be partial."""
         x, whole = self.axes, self.schedule.map.extents[OUTPUTS]
         first = self._first(OUTPUTS)
 
-        def every(n: Node) -> Node:
-            if not (isinstance(n, For) and n.var == it(OUTPUTS)):
+        def every(n: ir.Node) -> ir.Node:
+            if not (isinstance(n, ir.For) and n.var == it(OUTPUTS)):
                 return n
-            exists = Compare("<", first + n.var, whole)
-            asked: Body = n.body if whole % x.outputs == ZERO else (If((exists,), n.body),)
+            exists = ir.Compare("<", first + n.var, whole)
+            asked: ir.Body = n.body if whole % x.outputs == ZERO else (ir.If((exists,), n.body),)
             return replace(n, hi=V(x.outputs), body=asked)
 
-        body = unroll(rewrite(body, every), (it(OUTPUTS), it(x.taps[-1])))
+        body = unroll(ir.rewrite(body, every), (it(OUTPUTS), it(x.taps[-1])))
         return asked_once(body, stored(self.group.arrays), first)
 
-    def tile(self, body: Body) -> Body:
+    def tile(self, body: ir.Body) -> ir.Body:
         """Turn the loop over lanes into vectors, with the cells of the tile around it."""
         (lanes,) = body
-        assert isinstance(lanes, For), "the tree has a loop over lanes"
+        assert isinstance(lanes, ir.For), "the tree has a loop over lanes"
         names = (*self.prefix, *map(b, self.sides), it(LANES))
         made = widen(lanes.body, it(LANES), self.lanes, stored(self.group.arrays), names)
         if made is None:
@@ -275,7 +262,7 @@ class CudaWindowKernel(Variant):
         self.alignments.append(made[1])
         out = made[0]
         for n, (dtype, count) in self._arrays().items():
-            out = (Alloc(n, dtype, V(self.lanes * count), "register", out),)
+            out = (ir.Alloc(n, dtype, V(self.lanes * count), "register", out),)
         return out
 
     def _arrays(self) -> dict[str, tuple[str, int]]:
@@ -283,38 +270,38 @@ class CudaWindowKernel(Variant):
         return {n: (a.dtype, self.axes.outputs) for n, a in self.group.arrays.items() if a.role == "local"}
 
 
-def asked_once(body: Body, buffers: Collection[str], first: Index) -> Body:
+def asked_once(body: ir.Body, buffers: Collection[str], first: Index) -> ir.Body:
     """Load each element once, under the bounds check of the first output that reads it.
 
     Before: straight-line statements, each guarded by ``first + u < n`` for its output u. Results of the tile lose the
     check: the loads have that of the first output that reads an element. If it does not exist, no later output does.
     The first output of a tile always exists. Stores to memory keep their check.
     """
-    body = tuple(with_bodies(n, tuple(asked_once(x, buffers, first) for x in bodies(n))) for n in body)
-    kept = [n for n in body if isinstance(n, If) and not any(_is_stored(x, buffers) for x in n.then)]
-    readers: dict[Value, Compare] = {}
+    body = tuple(ir.with_bodies(n, tuple(asked_once(x, buffers, first) for x in ir.bodies(n))) for n in body)
+    kept = [n for n in body if isinstance(n, ir.If) and not any(_is_stored(x, buffers) for x in n.then)]
+    readers: dict[Value, ir.Compare] = {}
     for n in kept:
-        for v in (v for x in n.then if isinstance(x, Store) for v in read_of_memory(x.value, buffers)):
+        for v in (v for x in n.then if isinstance(x, ir.Store) for v in read_of_memory(x.value, buffers)):
             before = readers.setdefault(v, n.cond[0])
             readers[v] = min(before, n.cond[0], key=lambda c: int(c.left - first))
     table = {v: guarded(v, c) for v, c in readers.items() if c.left != first}
-    return tuple(x for n in body for x in (_with(n.then, table) if isinstance(n, If) and n in kept else (n,)))
+    return tuple(x for n in body for x in (_with(n.then, table) if isinstance(n, ir.If) and n in kept else (n,)))
 
 
-def _is_stored(n: Node, buffers: Collection[str]) -> bool:
-    return isinstance(n, Store) and n.buffer in buffers
+def _is_stored(n: ir.Node, buffers: Collection[str]) -> bool:
+    return isinstance(n, ir.Store) and n.buffer in buffers
 
 
 def read_of_memory(v: Value, buffers: Collection[str]) -> Iterator[Value]:
     """Yield the loads of a value from memory, each with the choice that contains it."""
-    if isinstance(v, FlatLoad) and v.buffer in buffers:
+    if isinstance(v, ir.FlatLoad) and v.buffer in buffers:
         yield v
     elif isinstance(v, Op):
         inside = [x for a in v.args for x in read_of_memory(a, buffers)]
         yield from [v] if inside and v.name == "where" else inside
 
 
-def guarded(v: Value, exists: Compare) -> Value:
+def guarded(v: Value, exists: ir.Compare) -> Value:
     """Guard a read by the existence of an output that reads it."""
     asked = Op("bool", "lt", (FromIndex("int64", exists.left), FromIndex("int64", exists.right)))
     if isinstance(v, Op):
@@ -323,9 +310,10 @@ def guarded(v: Value, exists: Compare) -> Value:
     return Op(v.dtype, "where", (asked, v, Const(v.dtype, 0.0 if v.dtype in FLOATS else 0)))
 
 
-def _with(body: Body, table: Mapping[Value, Value]) -> Body:
+def _with(body: ir.Body, table: Mapping[Value, Value]) -> ir.Body:
     return tuple(
-        replace(n, value=map_value(n.value, lambda v: table.get(v, v))) if isinstance(n, Store) else n for n in body
+        replace(n, value=ir.map_value(n.value, lambda v: table.get(v, v))) if isinstance(n, ir.Store) else n
+        for n in body
     )
 
 

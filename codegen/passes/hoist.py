@@ -7,40 +7,21 @@ from dataclasses import replace
 from functools import reduce
 from itertools import takewhile
 
+from polydyn.codegen import ir
 from polydyn.codegen.indices import map_node_indices, mentions, node_indices
-from polydyn.codegen.ir import (
-    Between,
-    Body,
-    Call,
-    Compare,
-    Def,
-    FlatLoad,
-    For,
-    If,
-    Let,
-    Node,
-    Reg,
-    Set,
-    Store,
-    Undefined,
-    map_values,
-    rewrite,
-    walk,
-    walk_value,
-)
 from polydyn.schedules.expr import Op, Value, conjuncts, integer
 from polydyn.schedules.index import ZERO, Atom, Index, maximum, minimum
 
 V = Index.of
 
 
-def hoist_guards(loop: For) -> Body:
+def hoist_guards(loop: ir.For) -> ir.Body:
     """Turn a loop that stores one guarded value into a choice between two loops, by the invariant part of the guard."""
     store = loop.body[0] if len(loop.body) == 1 else None
-    if not isinstance(store, Store) or not (isinstance(store.value, Op) and store.value.name == "where"):
+    if not isinstance(store, ir.Store) or not (isinstance(store.value, Op) and store.value.name == "where"):
         return (loop,)
     guard, then, orelse = store.value.args
-    outside: list[Compare] = []
+    outside: list[ir.Compare] = []
     inside: list[Value] = []
     for part in conjuncts(guard):
         c = comparison(part)
@@ -53,35 +34,36 @@ def hoist_guards(loop: For) -> Body:
     if inside:
         value = replace(store.value, args=(reduce(lambda a, b: Op("bool", "and", (a, b)), inside), then, orelse))
     loops = ((replace(loop, body=(replace(store, value=v),)),) for v in (value, orelse))
-    return (If(tuple(outside), *loops),)
+    return (ir.If(tuple(outside), *loops),)
 
 
-def hoist_masks(loop: For, prefix: str) -> For:
+def hoist_masks(loop: ir.For, prefix: str) -> ir.For:
     """Move guards of vector loads that are invariant in the inner loops into registers at the top of the loop."""
-    inner = {x.var for x in walk(loop.body) if isinstance(x, (For, Let))}
-    masks: dict[Value, Reg] = {}
+    inner = {x.var for x in ir.walk(loop.body) if isinstance(x, (ir.For, ir.Let))}
+    masks: dict[Value, ir.Reg] = {}
 
     def f(v: Value) -> Value:
-        if not isinstance(v, FlatLoad) or not isinstance(v.guard, Between):
+        if not isinstance(v, ir.FlatLoad) or not isinstance(v.guard, ir.Between):
             return v
         if (v.guard.low.symbols() | v.guard.high.symbols()) & inner:
             return v
-        reg = masks.setdefault(v.guard, Reg("bool", f"{prefix}{len(masks)}", v.lanes))
+        reg = masks.setdefault(v.guard, ir.Reg("bool", f"{prefix}{len(masks)}", v.lanes))
         return replace(v, guard=reg)
 
-    body = map_values(loop.body, f)
-    return replace(loop, body=(*(Def(r.name, g, r.lanes) for g, r in masks.items()), *body))
+    body = ir.map_values(loop.body, f)
+    return replace(loop, body=(*(ir.Def(r.name, g, r.lanes) for g, r in masks.items()), *body))
 
 
-def split_guards(loop: For) -> Body:
+def split_guards(loop: ir.For) -> ir.Body:
     """Split a loop over vectors whose loads have one guard, a range of elements.
 
     The vectors that are fully inside it get a loop of their own, without guards, between those before and after it.
     """
-    values = (v for n in walk(loop.body) if isinstance(n, (Store, Def, Set)) for v in walk_value(n.value))
-    guards = {v.guard for v in values if isinstance(v, FlatLoad) and v.guard is not None}
+    writes = (n for n in ir.walk(loop.body) if isinstance(n, (ir.Store, ir.Def, ir.Set)))
+    values = (v for n in writes for v in ir.walk_value(n.value))
+    guards = {v.guard for v in values if isinstance(v, ir.FlatLoad) and v.guard is not None}
     guard = guards.pop() if len(guards) == 1 else None
-    if not isinstance(guard, Between):
+    if not isinstance(guard, ir.Between):
         return (loop,)
     first, last, width = loop.lo, loop.hi, guard.lanes
     inside = [-x for x in arguments(guard.low, "max")] + [x - width for x in arguments(guard.high, "min")]
@@ -97,7 +79,7 @@ def split_guards(loop: For) -> Body:
             last = minimum(last, rest // width + 1)
     first = minimum(first, loop.hi)
     last = maximum(first, last)
-    whole = map_values(loop.body, lambda v: replace(v, guard=None) if isinstance(v, FlatLoad) else v)
+    whole = ir.map_values(loop.body, lambda v: replace(v, guard=None) if isinstance(v, ir.FlatLoad) else v)
     return replace(loop, hi=first), replace(loop, lo=first, hi=last, body=whole), replace(loop, lo=last)
 
 
@@ -110,48 +92,48 @@ def arguments(i: Index, kind: str) -> tuple[Index, ...]:
     return (i,)
 
 
-def hoist_choice(loop: For) -> Body:
+def hoist_choice(loop: ir.For) -> ir.Body:
     """Move an invariant choice or invariant registers at the start of a loop before it."""
     n = loop.body[0] if len(loop.body) == 1 else None
-    if isinstance(n, If) and loop.var not in mentions(n)[0]:
+    if isinstance(n, ir.If) and loop.var not in mentions(n)[0]:
         then, orelse = (hoist_choice(replace(loop, body=x)) if x else () for x in (n.then, n.orelse))
         return (replace(n, then=then, orelse=orelse),)
-    fixed = tuple(takewhile(lambda x: isinstance(x, Def) and _is_fixed(x, loop.var), loop.body))
+    fixed = tuple(takewhile(lambda x: isinstance(x, ir.Def) and _is_fixed(x, loop.var), loop.body))
     return (*fixed, replace(loop, body=loop.body[len(fixed) :]))
 
 
-def _is_fixed(n: Def, var: str) -> bool:
-    read = any(isinstance(x, (FlatLoad, Reg, Undefined)) for x in walk_value(n.value))
+def _is_fixed(n: ir.Def, var: str) -> bool:
+    read = any(isinstance(x, (ir.FlatLoad, ir.Reg, ir.Undefined)) for x in ir.walk_value(n.value))
     return not read and var not in mentions(n)[0]
 
 
-def comparison(v: Value) -> Compare | None:
+def comparison(v: Value) -> ir.Compare | None:
     """Return a comparison of integers that are not read from tensors, or None."""
     relation = {"ge": ">=", "gt": ">", "le": "<=", "lt": "<"}.get(v.name) if isinstance(v, Op) else None
     if relation is None or not isinstance(v, Op):
         return None
     left, right = map(integer, v.args)
-    return None if left is None or right is None else Compare(relation, left, right)
+    return None if left is None or right is None else ir.Compare(relation, left, right)
 
 
-def hoist_divisions(body: Body, prefix: str) -> Body:
+def hoist_divisions(body: ir.Body, prefix: str) -> ir.Body:
     """Compute every floor division once per iteration of the innermost loop that it depends on.
 
     The quotients get the names ``<prefix><n>``. Divisions that depend on no loop of the body stay in place.
     """
     names: dict[Atom, str] = {}
 
-    def inside(b: Body) -> Body:
-        return tuple(loop(n) if isinstance(n, For) else n for n in b)
+    def inside(b: ir.Body) -> ir.Body:
+        return tuple(loop(n) if isinstance(n, ir.For) else n for n in b)
 
-    def loop(n: For) -> Node:
+    def loop(n: ir.For) -> ir.Node:
         body, divisions = _extract_divisions(n.body, lambda i: _varying(i, n.var), prefix, names)
         return replace(n, body=_named_before(divisions, inside(body)))
 
     return inside(body)
 
 
-def divide_before(body: Body, prefix: str, sizes: Collection[str] = ()) -> Body:
+def divide_before(body: ir.Body, prefix: str, sizes: Collection[str] = ()) -> ir.Body:
     """Compute floor divisions by sizes that depend on no loop of the body before it, with names as above.
 
     With ``sizes``, do so for divisions of these sizes alone, also by numbers. The C compiler would keep divisions
@@ -165,13 +147,13 @@ def divide_before(body: Body, prefix: str, sizes: Collection[str] = ()) -> Body:
     return _named_before(divisions, body)
 
 
-def hoist_rows(body: Body, prefix: str) -> Body:
+def hoist_rows(body: ir.Body, prefix: str) -> ir.Body:
     """Hoist invariant computations of rows out of a body that runs often.
 
     These are costly floor divisions that depend on no name that the body binds, and the parts of addresses and
     conditions in its loops' calls that contain them.
     """
-    inner = {x.var for x in walk(body) if isinstance(x, (For, Let))}
+    inner = {x.var for x in ir.walk(body) if isinstance(x, (ir.For, ir.Let))}
     body, divisions = _extract_divisions(body, costly_divisions, f"{prefix}q_", {})
     quotients, sums = {name for name, _ in divisions}, dict[Index, str]()
 
@@ -181,13 +163,13 @@ def hoist_rows(body: Body, prefix: str) -> Body:
             return i
         return i - fixed + sums.setdefault(fixed, f"{prefix}{len(sums)}")
 
-    def in_loop(n: Node) -> Node:  # statements that run once do not need a name
-        return replace(n, body=rewrite(n.body, of_call)) if isinstance(n, For) else n
+    def in_loop(n: ir.Node) -> ir.Node:  # statements that run once do not need a name
+        return replace(n, body=ir.rewrite(n.body, of_call)) if isinstance(n, ir.For) else n
 
-    def of_call(n: Node) -> Node:
-        return map_node_indices(n, named) if isinstance(n, Call) else n
+    def of_call(n: ir.Node) -> ir.Node:
+        return map_node_indices(n, named) if isinstance(n, ir.Call) else n
 
-    body = rewrite(body, in_loop)
+    body = ir.rewrite(body, in_loop)
     return _named_before([*divisions, *((name, i) for i, name in sums.items())], body)
 
 
@@ -203,13 +185,13 @@ def costly_divisions(i: Index) -> Iterator[Atom]:
 
 
 def _extract_divisions(
-    body: Body, atoms_of: Callable[[Index], Iterator[Atom]], prefix: str, names: dict[Atom, str]
-) -> tuple[Body, list[tuple[str, Index]]]:
+    body: ir.Body, atoms_of: Callable[[Index], Iterator[Atom]], prefix: str, names: dict[Atom, str]
+) -> tuple[ir.Body, list[tuple[str, Index]]]:
     """Return the body with names for the divisions that depend on no name that it binds, and the values of the names.
     """
-    inner = {x.var for x in walk(body) if isinstance(x, (For, Let))}
+    inner = {x.var for x in ir.walk(body) if isinstance(x, (ir.For, ir.Let))}
     divisions: list[tuple[str, Index]] = []
-    now = {i: i for x in walk(body) for i in node_indices(x)}  # unrolled bodies repeat their expressions
+    now = {i: i for x in ir.walk(body) for i in node_indices(x)}  # unrolled bodies repeat their expressions
     while True:
         a = next((a for i in now.values() for a in atoms_of(i) if not _symbols(a) & inner), None)
         if a is None:
@@ -217,12 +199,12 @@ def _extract_divisions(
         name = names.setdefault(a, f"{prefix}{len(names)}")
         divisions.append((name, Index({(a,): 1})))
         now = {i: _put(x, a, name) for i, x in now.items()}
-    return rewrite(body, lambda n: map_node_indices(n, now.__getitem__)) if divisions else body, divisions
+    return ir.rewrite(body, lambda n: map_node_indices(n, now.__getitem__)) if divisions else body, divisions
 
 
-def _named_before(divisions: list[tuple[str, Index]], body: Body) -> Body:
+def _named_before(divisions: list[tuple[str, Index]], body: ir.Body) -> ir.Body:
     for name, value in reversed(divisions):
-        body = (Let(name, value, body),)
+        body = (ir.Let(name, value, body),)
     return body
 
 

@@ -10,33 +10,14 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import replace
 
+from polydyn.codegen import ir
 from polydyn.codegen.indices import substitute
-from polydyn.codegen.ir import (
-    Body,
-    Call,
-    Def,
-    FlatLoad,
-    For,
-    If,
-    Let,
-    Mark,
-    Node,
-    Pointer,
-    Reg,
-    Set,
-    Store,
-    bodies,
-    map_values,
-    rewrite,
-    walk,
-    with_bodies,
-)
 from polydyn.schedules.errors import CodegenError
 from polydyn.schedules.expr import Value
 from polydyn.schedules.index import Index
 
 
-def jam(loop: For, copies: int, private: Collection[str], alone: For | None = None) -> Body:
+def jam(loop: ir.For, copies: int, private: Collection[str], alone: ir.For | None = None) -> ir.Body:
     """Run ``loop`` as ``copies`` equal ranges of iterations in parallel, then the rest one by one.
 
     The copies are far apart, so that each accesses memory in order: adjacent rows would share pages, in which the
@@ -45,12 +26,12 @@ def jam(loop: For, copies: int, private: Collection[str], alone: For | None = No
     inner loop or a choice depends on the iteration.
     """
     run = f"{loop.var}_run"
-    registers = {n.reg for n in walk(loop.body) if isinstance(n, Def)}
+    registers = {n.reg for n in ir.walk(loop.body) if isinstance(n, ir.Def)}
     plain, x, distance = _without_lets(loop.body), Index.of(loop.var), Index.of(run)
     rows = [_renamed(substitute(plain, {loop.var: x + distance * c}), c, registers, private) for c in range(copies)]
-    together = For(loop.var, loop.lo, loop.lo + distance, _merged(rows), loop.kind)
+    together = ir.For(loop.var, loop.lo, loop.lo + distance, _merged(rows), loop.kind)
     both = (together, replace(alone or loop, lo=loop.lo + distance * copies))
-    return (Let(run, (loop.hi - loop.lo) // copies, both),)
+    return (ir.Let(run, (loop.hi - loop.lo) // copies, both),)
 
 
 def copy_of(name: str, copy: int) -> str:
@@ -58,45 +39,45 @@ def copy_of(name: str, copy: int) -> str:
     return f"{name}_c{copy}" if copy else name
 
 
-def _without_lets(body: Body) -> Body:
+def _without_lets(body: ir.Body) -> ir.Body:
     """Substitute names, which may have another value in every copy."""
-    return rewrite(body, lambda n: substitute(n.body, {n.var: n.value}) if isinstance(n, Let) else n)
+    return ir.rewrite(body, lambda n: substitute(n.body, {n.var: n.value}) if isinstance(n, ir.Let) else n)
 
 
-def _renamed(body: Body, copy: int, registers: Collection[str], private: Collection[str]) -> Body:
+def _renamed(body: ir.Body, copy: int, registers: Collection[str], private: Collection[str]) -> ir.Body:
     def value(v: Value) -> Value:
-        if isinstance(v, Reg) and v.name in registers:
+        if isinstance(v, ir.Reg) and v.name in registers:
             return replace(v, name=copy_of(v.name, copy))
-        if isinstance(v, (FlatLoad, Pointer)) and v.buffer in private:
+        if isinstance(v, (ir.FlatLoad, ir.Pointer)) and v.buffer in private:
             return replace(v, buffer=copy_of(v.buffer, copy))
         return v
 
-    def node(n: Node) -> Node:
-        if isinstance(n, (Def, Set)) and n.reg in registers:
+    def node(n: ir.Node) -> ir.Node:
+        if isinstance(n, (ir.Def, ir.Set)) and n.reg in registers:
             return replace(n, reg=copy_of(n.reg, copy))
-        if isinstance(n, Store) and n.buffer in private:
+        if isinstance(n, ir.Store) and n.buffer in private:
             return replace(n, buffer=copy_of(n.buffer, copy))
         return n
 
-    return rewrite(map_values(body, value), node) if copy else body
+    return ir.rewrite(ir.map_values(body, value), node) if copy else body
 
 
-def _merged(rows: list[Body]) -> Body:
+def _merged(rows: list[ir.Body]) -> ir.Body:
     """Merge the copies: statements one after another, loops and choices once with the bodies of all copies."""
-    out: list[Node] = []
+    out: list[ir.Node] = []
     for nodes in zip(*rows, strict=True):
         first = nodes[0]
-        if isinstance(first, (Def, Set, Store, Call)):
+        if isinstance(first, (ir.Def, ir.Set, ir.Store, ir.Call)):
             out += nodes
             continue
-        if not isinstance(first, (For, If, Mark)):
+        if not isinstance(first, (ir.For, ir.If, ir.Mark)):
             raise CodegenError(f"{type(first).__name__} inside a loop whose iterations run together")
         if any(_empty(n) != _empty(first) for n in nodes):
             raise CodegenError(f"{type(first).__name__} depends on the iteration of the loop around it")
-        out.append(with_bodies(first, tuple(_merged(list(b)) for b in zip(*map(bodies, nodes), strict=True))))
+        out.append(ir.with_bodies(first, tuple(_merged(list(b)) for b in zip(*map(ir.bodies, nodes), strict=True))))
     return tuple(out)
 
 
-def _empty(n: Node) -> Node:
+def _empty(n: ir.Node) -> ir.Node:
     """Return the node without its child bodies."""
-    return with_bodies(n, tuple(() for _ in bodies(n)))
+    return ir.with_bodies(n, tuple(() for _ in ir.bodies(n)))

@@ -15,31 +15,8 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import count, groupby
 
+from polydyn.codegen import ir
 from polydyn.codegen.indices import map_node_indices, mentions
-from polydyn.codegen.ir import (
-    Apply,
-    Between,
-    Body,
-    Broadcast,
-    Compare,
-    Def,
-    FlatLoad,
-    For,
-    If,
-    Node,
-    Ramp,
-    Reg,
-    Set,
-    Store,
-    bodies,
-    lanes_of,
-    map_value,
-    map_values,
-    rewrite,
-    walk,
-    walk_value,
-    with_bodies,
-)
 from polydyn.codegen.passes.hoist import arguments, comparison, hoist_masks
 from polydyn.codegen.passes.reach import end_of, input_bounds
 from polydyn.codegen.passes.registers import keep_loads, registers, share_loads, unroll
@@ -81,14 +58,14 @@ class _Tap:
     it reads; ``parts``: values that are added up before.
     """
 
-    node: Set
+    node: ir.Set
     live: int
-    conditions: tuple[Compare, ...]
+    conditions: tuple[ir.Compare, ...]
     key: tuple[Value, ...]
     parts: tuple[Value, ...] = ()
 
 
-def specialise_guards(body: Body, window: Window) -> Body:
+def specialise_guards(body: ir.Body, window: Window) -> ir.Body:
     """Version the tile by its bounds checks.
 
     It has no checks if it is fully inside, only lane checks if only lanes may be outside, and otherwise all checks.
@@ -98,9 +75,9 @@ def specialise_guards(body: Body, window: Window) -> Body:
     plain = unroll(_whole(body, window), (window.outputs, *window.loops))
     for name, dtype in window.sums.items():
         plain = registers(plain, name, dtype)
-    plain = rewrite(plain, lambda n: n.then if isinstance(n, If) and _live(n) == 0 else n)  # one output exists
+    plain = ir.rewrite(plain, lambda n: n.then if isinstance(n, ir.If) and _live(n) == 0 else n)  # one output exists
     lines, lanes = list[Index](), list[Index]()
-    split = _Guards({n.var: n for n in walk(plain) if isinstance(n, For)}, lines, lanes)
+    split = _Guards({n.var: n for n in ir.walk(plain) if isinstance(n, ir.For)}, lines, lanes)
     if window.live is not None:
         lines.append(window.live - window.count)
     guarded = _two_chains(_edge_version(split.body(plain), (), window))
@@ -113,48 +90,51 @@ def specialise_guards(body: Body, window: Window) -> Body:
     return _choice(lines, out, guarded)
 
 
-def _edge_version(body: Body, edges: Sequence[Index], window: Window) -> Body:
+def _edge_version(body: ir.Body, edges: Sequence[Index], window: Window) -> ir.Body:
     """Return a version with its guards split, for a tile in which all ``edges`` are >= 0."""
     body = _constants_first(_arranged(_without_extremes(body, tuple(_tightest(edges))), window, count()))
     body = _hoist_common_loads(body, window)
-    return keep_loads(share_loads(rewrite(body, lambda n: hoist_masks(n, "mask") if isinstance(n, For) else n)))
+    return keep_loads(share_loads(ir.rewrite(body, lambda n: hoist_masks(n, "mask") if isinstance(n, ir.For) else n)))
 
 
-def _choice(edges: Sequence[Index], then: Body, orelse: Body) -> Body:
+def _choice(edges: Sequence[Index], then: ir.Body, orelse: ir.Body) -> ir.Body:
     """Run ``then`` if all ``edges`` are >= 0."""
-    conditions = tuple(Compare(">=", e, ZERO) for e in _tightest(edges))
+    conditions = tuple(ir.Compare(">=", e, ZERO) for e in _tightest(edges))
     if any(c.decided() is False for c in conditions):
         return orelse
-    return (If(conditions, then, orelse),) if conditions else then
+    return (ir.If(conditions, then, orelse),) if conditions else then
 
 
-def _whole(body: Body, window: Window) -> Body:
+def _whole(body: ir.Body, window: Window) -> ir.Body:
     """Give loops over outputs a constant extent; guard memory accesses by ``live``."""
 
-    def f(n: Node) -> Node:
-        if not (isinstance(n, For) and n.var == window.outputs):
+    def f(n: ir.Node) -> ir.Node:
+        if not (isinstance(n, ir.For) and n.var == window.outputs):
             return n
         touches = any(
-            (isinstance(x, Store) and x.buffer not in window.sums)
-            or (isinstance(x, (Store, Def, Set)) and any(isinstance(v, FlatLoad) for v in walk_value(x.value)))
-            for x in walk(n.body)
+            (isinstance(x, ir.Store) and x.buffer not in window.sums)
+            or (
+                isinstance(x, (ir.Store, ir.Def, ir.Set))
+                and any(isinstance(v, ir.FlatLoad) for v in ir.walk_value(x.value))
+            )
+            for x in ir.walk(n.body)
         )
         live = window.live if touches else None
-        inner: Body = n.body if live is None else (If((Compare("<", V(n.var), live),), n.body),)
+        inner: ir.Body = n.body if live is None else (ir.If((ir.Compare("<", V(n.var), live),), n.body),)
         return replace(n, lo=ZERO, hi=V(window.count), body=inner)
 
-    return rewrite(body, f)
+    return ir.rewrite(body, f)
 
 
-def _live(n: Node) -> int | None:
+def _live(n: ir.Node) -> int | None:
     """Return the number of the output that the node checks, or None if it is not such a check."""
-    if not isinstance(n, If) or len(n.cond) != 1 or n.cond[0].relation != "<" or n.orelse:
+    if not isinstance(n, ir.If) or len(n.cond) != 1 or n.cond[0].relation != "<" or n.orelse:
         return None
     return n.cond[0].left.constant
 
 
-def _without_live(body: Body) -> Body:
-    return rewrite(body, lambda n: n.then if isinstance(n, If) and _live(n) is not None else n)
+def _without_live(body: ir.Body) -> ir.Body:
+    return ir.rewrite(body, lambda n: n.then if isinstance(n, ir.If) and _live(n) is not None else n)
 
 
 # -- guards ----------------------------------------------------------------------------------------------------------
@@ -168,28 +148,28 @@ class _Guards:
     for guards that are uniform over lanes, ``lanes`` for ranges of lanes, in every iteration of these loops.
     """
 
-    loops: Mapping[str, For]
+    loops: Mapping[str, ir.For]
     lines: list[Index]
     lanes: list[Index]
 
-    def body(self, body: Body, lines: bool = False, lanes: bool = False) -> Body:
+    def body(self, body: ir.Body, lines: bool = False, lanes: bool = False) -> ir.Body:
         """Put sets under ``If`` with the scalar part of their guards.
 
         ``lines``, ``lanes``: these hold, and are dropped.
         """
 
-        def f(n: Node) -> Node:
-            if not isinstance(n, Set) or n.reduce is None:
+        def f(n: ir.Node) -> ir.Node:
+            if not isinstance(n, ir.Set) or n.reduce is None:
                 return n
-            conditions: list[Compare] = []
-            value = map_value(n.value, lambda v: self._part(v, lines, lanes, conditions))
+            conditions: list[ir.Compare] = []
+            value = ir.map_value(n.value, lambda v: self._part(v, lines, lanes, conditions))
             new = replace(n, value=value)
-            return If(tuple(dict.fromkeys(conditions)), (new,)) if conditions else new
+            return ir.If(tuple(dict.fromkeys(conditions)), (new,)) if conditions else new
 
-        return rewrite(body, f)
+        return ir.rewrite(body, f)
 
-    def _part(self, v: Value, lines: bool, lanes: bool, conditions: list[Compare]) -> Value:
-        if isinstance(v, FlatLoad) and v.guard is not None:
+    def _part(self, v: Value, lines: bool, lanes: bool, conditions: list[ir.Compare]) -> Value:
+        if isinstance(v, ir.FlatLoad) and v.guard is not None:
             left = self._split(v.guard, lines, lanes, conditions)
             if left is None or v.mask is None:
                 return replace(v, guard=left)
@@ -199,11 +179,11 @@ class _Guards:
             return v.args[1] if left is None else replace(v, name="select", args=(left, *v.args[1:]))
         return v
 
-    def _split(self, guard: Value, lines: bool, lanes: bool, conditions: list[Compare]) -> Between | None:
+    def _split(self, guard: Value, lines: bool, lanes: bool, conditions: list[ir.Compare]) -> ir.Between | None:
         """Return the lane-dependent rest of a guard; conditions that are uniform over lanes go to ``conditions``."""
-        left: list[Between] = []
+        left: list[ir.Between] = []
         for part in conjuncts(guard):
-            if isinstance(part, Between):
+            if isinstance(part, ir.Between):
                 ends = [-x for x in arguments(part.low, "max")] + [x - part.lanes for x in arguments(part.high, "min")]
                 least = [self._least(e) for e in ends]
                 fixed = not any(map(self._varies, least))
@@ -236,7 +216,7 @@ class _Guards:
 
 
 def _has_loads(v: Value) -> bool:
-    return any(isinstance(x, FlatLoad) for x in walk_value(v))
+    return any(isinstance(x, ir.FlatLoad) for x in ir.walk_value(v))
 
 
 def _tightest(edges: Sequence[Index]) -> Iterator[Index]:
@@ -251,7 +231,7 @@ def _tightest(edges: Sequence[Index]) -> Iterator[Index]:
             yield base + c
 
 
-def _without_extremes(body: Body, edges: Collection[Index]) -> Body:
+def _without_extremes(body: ir.Body, edges: Collection[Index]) -> ir.Body:
     """Resolve minima and maxima that are decided if all ``edges`` are >= 0, mostly counts of taps."""
     least = {e - e.terms.get((), 0): -e.terms.get((), 0) for e in edges}
 
@@ -271,7 +251,7 @@ def _without_extremes(body: Body, edges: Collection[Index]) -> Body:
         return minimum(*args) if a.kind == "min" else maximum(*args)
 
     def value(v: Value) -> Value:
-        if not (isinstance(v, Op) and v.name in ("min", "max") and isinstance(v.args[0], Ramp)):
+        if not (isinstance(v, Op) and v.name in ("min", "max") and isinstance(v.args[0], ir.Ramp)):
             return v
         ramp, bound = v.args[0], v.args[1]
         if not isinstance(bound, (FromIndex, Const)):
@@ -284,84 +264,93 @@ def _without_extremes(body: Body, edges: Collection[Index]) -> Body:
     def indices(i: Index) -> Index:
         return i.rebuild(atom)
 
-    return map_values(rewrite(body, lambda n: map_node_indices(n, indices)), value)
+    return ir.map_values(ir.rewrite(body, lambda n: map_node_indices(n, indices)), value)
 
 
-def _constants_first(body: Body) -> Body:
+def _constants_first(body: ir.Body) -> ir.Body:
     """Move loop-invariant vectors and quotients into registers at the top of the tile: masks, counts of taps."""
-    loops = {n.var for n in walk(body) if isinstance(n, For)}
-    found: dict[Value, Reg] = {}
+    loops = {n.var for n in ir.walk(body) if isinstance(n, ir.For)}
+    found: dict[Value, ir.Reg] = {}
 
     def replaced(v: Value) -> Value:
-        parts = list(walk_value(v))
-        symbols, fetched = mentions(Def("", v))
-        fixed = not (symbols & loops or fetched or any(isinstance(x, (FlatLoad, Reg)) for x in parts))
-        if fixed and (lanes_of(v) > 1 or any(isinstance(x, Op) and x.name == "div" for x in parts)):
-            return found.setdefault(v, Reg(v.dtype, f"fixed{len(found)}", lanes_of(v)))
-        if isinstance(v, FlatLoad) and v.guard is not None:
+        parts = list(ir.walk_value(v))
+        symbols, fetched = mentions(ir.Def("", v))
+        fixed = not (symbols & loops or fetched or any(isinstance(x, (ir.FlatLoad, ir.Reg)) for x in parts))
+        if fixed and (ir.lanes_of(v) > 1 or any(isinstance(x, Op) and x.name == "div" for x in parts)):
+            return found.setdefault(v, ir.Reg(v.dtype, f"fixed{len(found)}", ir.lanes_of(v)))
+        if isinstance(v, ir.FlatLoad) and v.guard is not None:
             return replace(v, guard=replaced(v.guard))
-        return replace(v, args=tuple(map(replaced, v.args))) if isinstance(v, (Op, Apply)) else v
+        return replace(v, args=tuple(map(replaced, v.args))) if isinstance(v, (Op, ir.Apply)) else v
 
-    out = rewrite(body, lambda n: replace(n, value=replaced(n.value)) if isinstance(n, (Store, Def, Set)) else n)
-    return (*(Def(r.name, v, r.lanes) for v, r in found.items()), *out)
+    out = ir.rewrite(
+        body, lambda n: replace(n, value=replaced(n.value)) if isinstance(n, (ir.Store, ir.Def, ir.Set)) else n
+    )
+    return (*(ir.Def(r.name, v, r.lanes) for v, r in found.items()), *out)
 
 
-def _hoist_common_loads(body: Body, window: Window) -> Body:
+def _hoist_common_loads(body: ir.Body, window: Window) -> ir.Body:
     """Read loads that taps under several checks have in common, such as weights, once before all checks."""
-    body = tuple(with_bodies(n, tuple(_hoist_common_loads(b, window) for b in bodies(n))) for n in body)
-    asked = [n for n in body if isinstance(n, If)]
-    readers, wide = Counter[FlatLoad](), dict[FlatLoad, int]()
+    body = tuple(ir.with_bodies(n, tuple(_hoist_common_loads(b, window) for b in ir.bodies(n))) for n in body)
+    asked = [n for n in body if isinstance(n, ir.If)]
+    readers, wide = Counter[ir.FlatLoad](), dict[ir.FlatLoad, int]()
     for n in asked:
-        sets = [x for x in walk((n,)) if isinstance(x, Set)]
-        found = {v: x.lanes for x in sets for v in walk_value(x.value) if isinstance(v, FlatLoad) and v.guard is None}
+        sets = [x for x in ir.walk((n,)) if isinstance(x, ir.Set)]
+        found = {
+            v: x.lanes for x in sets for v in ir.walk_value(x.value) if isinstance(v, ir.FlatLoad) and v.guard is None
+        }
         readers.update(found.keys())
         wide |= found
     alike = [v for v in readers if readers[v] > 1 and v.buffer not in window.moving]
-    held: dict[Value, Reg] = {v: Reg(v.dtype, f"held{k}", wide[v]) for k, v in enumerate(alike)}
+    held: dict[Value, ir.Reg] = {v: ir.Reg(v.dtype, f"held{k}", wide[v]) for k, v in enumerate(alike)}
     if not held:
         return body
-    first = (Def(held[v].name, v if v.lanes == wide[v] else Broadcast(v.dtype, v, wide[v]), wide[v]) for v in alike)
+    first = (
+        ir.Def(held[v].name, v if v.lanes == wide[v] else ir.Broadcast(v.dtype, v, wide[v]), wide[v]) for v in alike
+    )
     at = body.index(asked[0])
-    return (*body[:at], *first, *map_values(body[at:], lambda v: held.get(v, v)))
+    return (*body[:at], *first, *ir.map_values(body[at:], lambda v: held.get(v, v)))
 
 
-def _two_chains(body: Body) -> Body:
+def _two_chains(body: ir.Body) -> ir.Body:
     """Split sums of loops over taps into two chains each.
 
     At an edge few sums have all taps, so latency would be visible.
     """
-    each = (_chained(n) if isinstance(n, For) else (with_bodies(n, tuple(map(_two_chains, bodies(n)))),) for n in body)
+    each = (
+        _chained(n) if isinstance(n, ir.For) else (ir.with_bodies(n, tuple(map(_two_chains, ir.bodies(n)))),)
+        for n in body
+    )
     return tuple(n for nodes in each for n in nodes)
 
 
-def _chained(loop: For) -> Body:
+def _chained(loop: ir.For) -> ir.Body:
     """Let every other addition to a sum in a loop over taps go to a second register, which is added after the loop."""
-    inside = {x.reg for x in walk(loop.body) if isinstance(x, Def)}
-    taps, second = Counter[str](), dict[Reg, str]()
+    inside = {x.reg for x in ir.walk(loop.body) if isinstance(x, ir.Def)}
+    taps, second = Counter[str](), dict[ir.Reg, str]()
 
-    def f(x: Node) -> Node:
-        if not (isinstance(x, Set) and x.reduce == "sum" and x.value.dtype == "float32" and x.reg not in inside):
+    def f(x: ir.Node) -> ir.Node:
+        if not (isinstance(x, ir.Set) and x.reduce == "sum" and x.value.dtype == "float32" and x.reg not in inside):
             return x
         taps[x.reg] += 1
         if taps[x.reg] % 2:
             return x
-        register = Reg("float32", f"{x.reg}_second", x.lanes)
+        register = ir.Reg("float32", f"{x.reg}_second", x.lanes)
         second[register] = x.reg
         return replace(x, reg=register.name)
 
-    (new,) = rewrite((loop,), f)
+    (new,) = ir.rewrite((loop,), f)
     if max(taps.values(), default=0) < LONG_SUM:
         return (loop,)
-    zeros = (Def(r.name, Broadcast("float32", const(0, "float32"), r.lanes), r.lanes) for r in second)
-    return (*zeros, new, *(Set(sum_, r, r.lanes, "sum") for r, sum_ in second.items()))
+    zeros = (ir.Def(r.name, ir.Broadcast("float32", const(0, "float32"), r.lanes), r.lanes) for r in second)
+    return (*zeros, new, *(ir.Set(sum_, r, r.lanes, "sum") for r, sum_ in second.items()))
 
 
 # -- order -----------------------------------------------------------------------------------------------------------
 
 
-def _arranged(body: Body, window: Window, fresh: Iterator[int]) -> Body:
+def _arranged(body: ir.Body, window: Window, fresh: Iterator[int]) -> ir.Body:
     """Group runs of taps that read the same elements, under one check each."""
-    out: list[Node] = []
+    out: list[ir.Node] = []
     run: list[_Tap] = []
     for n in body:
         tap = _tap(n, window)
@@ -370,37 +359,37 @@ def _arranged(body: Body, window: Window, fresh: Iterator[int]) -> Body:
             continue
         out += _emitted(_by_loads(_partial_sums(_unzipped(run, window))), window, fresh)
         run = []
-        out.append(with_bodies(n, tuple(_arranged(b, window, fresh) for b in bodies(n))))
+        out.append(ir.with_bodies(n, tuple(_arranged(b, window, fresh) for b in ir.bodies(n))))
     return (*out, *_emitted(_by_loads(_partial_sums(_unzipped(run, window))), window, fresh))
 
 
-def _tap(n: Node, window: Window) -> _Tap | None:
-    live, conditions = 0, tuple[Compare, ...]()
-    while isinstance(n, If):
+def _tap(n: ir.Node, window: Window) -> _Tap | None:
+    live, conditions = 0, tuple[ir.Compare, ...]()
+    while isinstance(n, ir.If):
         if n.orelse or len(n.then) != 1:
             return None
         asked = _live(n)
         live, conditions = (live, (*conditions, *n.cond)) if asked is None else (max(live, asked), conditions)
         n = n.then[0]
-    if not isinstance(n, Set) or n.reduce is None:
+    if not isinstance(n, ir.Set) or n.reduce is None:
         return None
     return _Tap(n, live, conditions, _key(n, window))
 
 
-def _key(n: Set, window: Window) -> tuple[Value, ...]:
-    return tuple(v for v in walk_value(n.value) if isinstance(v, FlatLoad) and v.buffer in window.moving)
+def _key(n: ir.Set, window: Window) -> tuple[Value, ...]:
+    return tuple(v for v in ir.walk_value(n.value) if isinstance(v, ir.FlatLoad) and v.buffer in window.moving)
 
 
 def _unzipped(run: Sequence[_Tap], window: Window) -> list[_Tap]:
     """Return the taps with even/odd vectors extracted from whole vectors, which taps with equal conditions share."""
-    found: dict[tuple[Compare, ...], list[FlatLoad]] = {}
+    found: dict[tuple[ir.Compare, ...], list[ir.FlatLoad]] = {}
     for t in run:
-        found.setdefault(t.conditions, []).extend(v for v in walk_value(t.node.value) if isinstance(v, FlatLoad))
+        found.setdefault(t.conditions, []).extend(v for v in ir.walk_value(t.node.value) if isinstance(v, ir.FlatLoad))
     halves = {c: share_strided_loads(loads) for c, loads in found.items()}
 
     def f(t: _Tap) -> _Tap:
         of = halves[t.conditions]
-        value = map_value(t.node.value, lambda v: of.get(v, v) if isinstance(v, FlatLoad) else v)
+        value = ir.map_value(t.node.value, lambda v: of.get(v, v) if isinstance(v, ir.FlatLoad) else v)
         node = replace(t.node, value=value)
         return replace(t, node=node, key=_key(node, window))
 
@@ -409,7 +398,7 @@ def _unzipped(run: Sequence[_Tap], window: Window) -> list[_Tap]:
 
 def _partial_sums(run: Sequence[_Tap]) -> list[_Tap]:
     """Merge adjacent taps that the same sums add into one tap, which adds their sum."""
-    readers: dict[tuple[Value, tuple[Compare, ...]], set[str]] = {}
+    readers: dict[tuple[Value, tuple[ir.Compare, ...]], set[str]] = {}
     sums: dict[str, list[_Tap]] = {}
     for t in run:
         readers.setdefault((t.node.value, t.conditions), set()).add(t.node.reg)
@@ -443,7 +432,7 @@ def _by_loads(run: Sequence[_Tap]) -> list[list[_Tap]]:
     return groups
 
 
-def _emitted(groups: Sequence[Sequence[_Tap]], window: Window, fresh: Iterator[int]) -> Body:
+def _emitted(groups: Sequence[Sequence[_Tap]], window: Window, fresh: Iterator[int]) -> ir.Body:
     """Emit groups under their conditions.
 
     Common conditions of all groups are checked once, those of adjacent groups too.
@@ -454,24 +443,24 @@ def _emitted(groups: Sequence[Sequence[_Tap]], window: Window, fresh: Iterator[i
     first = [(min(t.live for t in g), g[0].conditions) for g in groups]
     asked = input_bounds(first, window.live, window.count, window.origin)
     common = tuple(c for c in asked[0] if all(c in x for x in asked))
-    out: list[Node] = []
+    out: list[ir.Node] = []
     for g, conditions in zip(groups, asked, strict=True):
         rest = tuple(c for c in conditions if c not in common)
         nodes = _additions(g, fresh)
         last = out[-1] if out else None
-        if rest and isinstance(last, If) and last.cond == rest:
+        if rest and isinstance(last, ir.If) and last.cond == rest:
             out[-1] = replace(last, then=(*last.then, *nodes))
         else:
-            out += [If(rest, nodes)] if rest else nodes
-    return (If(common, tuple(out)),) if common else tuple(out)
+            out += [ir.If(rest, nodes)] if rest else nodes
+    return (ir.If(common, tuple(out)),) if common else tuple(out)
 
 
-def _additions(group: Sequence[_Tap], fresh: Iterator[int]) -> Body:
+def _additions(group: Sequence[_Tap], fresh: Iterator[int]) -> ir.Body:
     """Return the additions of taps that read the same elements."""
     parts = group[0].parts
     if not parts:
         return tuple(t.node for t in group)
     first, lanes = group[0].node, group[0].node.lanes
-    part = Reg(first.value.dtype, f"part{next(fresh)}", lanes)
-    sums = tuple(Set(part.name, v, lanes, first.reduce) for v in parts[1:])
-    return (Def(part.name, parts[0], lanes), *sums, *(replace(t.node, value=part) for t in group))
+    part = ir.Reg(first.value.dtype, f"part{next(fresh)}", lanes)
+    sums = tuple(ir.Set(part.name, v, lanes, first.reduce) for v in parts[1:])
+    return (ir.Def(part.name, parts[0], lanes), *sums, *(replace(t.node, value=part) for t in group))

@@ -11,33 +11,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from functools import partial, reduce
 
-from polydyn.codegen.ir import (
-    Apply,
-    Between,
-    Blend,
-    Body,
-    Call,
-    Compare,
-    Def,
-    FlatLoad,
-    For,
-    Horizontal,
-    If,
-    Let,
-    Node,
-    Pointer,
-    Ramp,
-    Reg,
-    Set,
-    Store,
-    bodies,
-    lanes_of,
-    map_value,
-    rewrite,
-    walk,
-    walk_value,
-    with_bodies,
-)  # fmt: skip
+from polydyn.codegen import ir
 from polydyn.codegen.passes.announce import ANNOUNCE
 from polydyn.schedules.errors import CodegenError, Declined
 from polydyn.schedules.expr import C_FUNCTIONS, REDUCTIONS, Const, FromIndex, Op, Value, cast, const, neutral, op
@@ -70,8 +44,8 @@ class _Lanes:
         return strided
 
     def value(self, v: Value) -> Value:
-        out = map_value(v, self._part)
-        for x in (v, *(x for x in walk_value(out) if lanes_of(x) > 1)):
+        out = ir.map_value(v, self._part)
+        for x in (v, *(x for x in ir.walk_value(out) if ir.lanes_of(x) > 1)):
             if isinstance(x, Op) and x.name in C_FUNCTIONS:
                 raise _NoVectorsError(f"{x.name} is a C function of one element")
             if x.dtype not in VECTOR_DTYPES:
@@ -79,7 +53,7 @@ class _Lanes:
         return out
 
     def _part(self, v: Value) -> Value:
-        if isinstance(v, FlatLoad):
+        if isinstance(v, ir.FlatLoad):
             if lane_stride(v.address, self.var, self.start, self.width) is None and (spread := self._spread(v)):
                 return spread
             stride, rest = self.split(v.address)
@@ -92,14 +66,14 @@ class _Lanes:
             stride, rest = self.split(v.index)
             if stride != ZERO and v.dtype not in RAMP_DTYPES:
                 raise _NoVectorsError(f"no ramp of {v.dtype}")
-            return replace(v, index=rest) if stride == ZERO else Ramp(v.dtype, rest, stride, self.width)
-        if isinstance(v, Reg) and v.name in self.local:
+            return replace(v, index=rest) if stride == ZERO else ir.Ramp(v.dtype, rest, stride, self.width)
+        if isinstance(v, ir.Reg) and v.name in self.local:
             return replace(v, lanes=self.width)
-        if isinstance(v, Op) and v.name == "where" and lanes_of(v.args[0]) > 1 and any(map(_loads, v.args[1:])):
+        if isinstance(v, Op) and v.name == "where" and ir.lanes_of(v.args[0]) > 1 and any(map(_loads, v.args[1:])):
             return _guarded(v)
         return _range(v, self.width) if isinstance(v, Op) and v.dtype == "bool" else v
 
-    def _spread(self, v: FlatLoad) -> Value | None:
+    def _spread(self, v: ir.FlatLoad) -> Value | None:
         """Return a load whose groups of m lanes read one element each: consecutive elements, spread over the groups."""
         for m in (2, 4, 8) if v.dtype in FLOAT_LANES and not v.guard else ():
             group = Index.of(self.var) // m
@@ -109,7 +83,7 @@ class _Lanes:
             first = found[1] + (self.start // m) * m
             count = Index.of(self.width) if self.mask is None else minimum(self.width, self.mask)
             whole = replace(v, address=first, lanes=self.width, stride=ONE, mask=count - (m - 1))
-            return Apply(v.dtype, f"vspread{m}_f32", (whole,))
+            return ir.Apply(v.dtype, f"vspread{m}_f32", (whole,))
         return None
 
     def _integers(self, i: Index) -> Value:
@@ -130,64 +104,64 @@ class _Lanes:
             raise _NoVectorsError(f"{a} is not affine in the lane of {self.var}")
         return reduce(partial(op, a.kind), map(self._integers, a.args))
 
-    def body(self, body: Body) -> Body:
-        out: list[Node] = []
+    def body(self, body: ir.Body) -> ir.Body:
+        out: list[ir.Node] = []
         for n in body:
-            if isinstance(n, Def):
+            if isinstance(n, ir.Def):
                 self.local.add(n.reg)
                 out.append(replace(n, value=self.value(n.value), lanes=self.width))
-            elif isinstance(n, Set):
+            elif isinstance(n, ir.Set):
                 if n.reg not in self.local:
                     raise _NoVectorsError(f"{n.reg} is carried by the vector loop {self.var}")
                 out.append(replace(n, value=self.value(n.value), lanes=self.width))
-            elif isinstance(n, Store):
+            elif isinstance(n, ir.Store):
                 stride, rest = self.split(n.address)
                 if stride == ZERO:
                     raise _NoVectorsError(f"all lanes of {self.var} write one element of {n.buffer}")
                 v = self.value(n.value)
                 out.append(replace(n, address=rest, stride=stride, value=v, lanes=self.width, mask=self.mask))
-            elif isinstance(n, Call) and n.function == ANNOUNCE:  # once per vector
+            elif isinstance(n, ir.Call) and n.function == ANNOUNCE:  # once per vector
                 out.append(replace(n, args=tuple(map(self._first, n.args))))
-            elif isinstance(n, (For, Let, If)):
-                out.append(with_bodies(self._bounds(n), tuple(map(self.body, bodies(n)))))
+            elif isinstance(n, (ir.For, ir.Let, ir.If)):
+                out.append(ir.with_bodies(self._bounds(n), tuple(map(self.body, ir.bodies(n)))))
             else:
                 raise _NoVectorsError(f"{type(n).__name__} inside the vector loop {self.var}")
         return tuple(out)
 
     def _first(self, v: Value) -> Value:
-        return replace(v, address=self.split(v.address)[1]) if isinstance(v, Pointer) else v
+        return replace(v, address=self.split(v.address)[1]) if isinstance(v, ir.Pointer) else v
 
-    def _bounds(self, n: For | Let | If) -> Node:
+    def _bounds(self, n: ir.For | ir.Let | ir.If) -> ir.Node:
         def inv(i: Index) -> Index:
             stride, rest = self.split(i)
             if stride != ZERO:
                 raise _NoVectorsError(f"a bound depends on the lane of {self.var}: {i}")
             return rest
 
-        if isinstance(n, For):
+        if isinstance(n, ir.For):
             return replace(n, lo=inv(n.lo), hi=inv(n.hi))
-        if isinstance(n, Let):
+        if isinstance(n, ir.Let):
             return replace(n, value=inv(n.value))
-        return replace(n, cond=tuple(Compare(c.relation, inv(c.left), inv(c.right)) for c in n.cond))
+        return replace(n, cond=tuple(ir.Compare(c.relation, inv(c.left), inv(c.right)) for c in n.cond))
 
 
 def _range(v: Op, width: int) -> Value:
     """Turn comparisons of consecutive integers with a uniform one into ranges of lanes."""
     a, b = v.args[0], v.args[-1]
-    if v.name == "and" and isinstance(a, Between) and isinstance(b, Between):
-        return Between("bool", maximum(a.low, b.low), minimum(a.high, b.high), width)
+    if v.name == "and" and isinstance(a, ir.Between) and isinstance(b, ir.Between):
+        return ir.Between("bool", maximum(a.low, b.low), minimum(a.high, b.high), width)
     name, strict = v.name, v.name in ("gt", "lt")
-    if isinstance(b, Ramp):  # the lanes to the left
+    if isinstance(b, ir.Ramp):  # the lanes to the left
         name, a, b = {"ge": "le", "gt": "lt", "le": "ge", "lt": "gt"}.get(name, ""), b, a
-    step = a.step.constant if isinstance(a, Ramp) and a.dtype == "int64" else None
-    if name not in ("ge", "gt", "le", "lt") or not isinstance(a, Ramp) or step is None or step < 1:
+    step = a.step.constant if isinstance(a, ir.Ramp) and a.dtype == "int64" else None
+    if name not in ("ge", "gt", "le", "lt") or not isinstance(a, ir.Ramp) or step is None or step < 1:
         return v
     bound = b.index if isinstance(b, FromIndex) else Index.of(int(b.value)) if isinstance(b, Const) else None
     if bound is None:
         return v
     above = name in ("ge", "gt")
     first = (bound + (above == strict) - a.start).ceildiv(step)  # the first lane that is in, or out
-    return Between("bool", first, Index.of(width), width) if above else Between("bool", ZERO, first, width)
+    return ir.Between("bool", first, Index.of(width), width) if above else ir.Between("bool", ZERO, first, width)
 
 
 def _guarded(v: Op) -> Value:
@@ -196,32 +170,32 @@ def _guarded(v: Op) -> Value:
 
     def under(guard: Value) -> Callable[[Value], Value]:
         def f(x: Value) -> Value:
-            if not isinstance(x, FlatLoad):
+            if not isinstance(x, ir.FlatLoad):
                 return x
             if x.lanes == 1 and x.dtype in PARAMETERS and x.address == ZERO:
                 return x
             if x.lanes == 1 or x.stride.constant is None or x.dtype not in MASKED_LOAD_DTYPES:
                 raise _NoVectorsError("a guarded load of that stride cannot be speculated in vector lanes")
-            if isinstance(guard, Between) and x.mask is not None and x.guard is None:  # one range instead of two
+            if isinstance(guard, ir.Between) and x.mask is not None and x.guard is None:  # one range instead of two
                 return replace(x, mask=None, guard=replace(guard, high=minimum(guard.high, x.mask)))
             return replace(x, guard=guard if x.guard is None else Op("bool", "and", (x.guard, guard)))
 
         return f
 
-    then = map_value(then, under(inside))
+    then = ir.map_value(then, under(inside))
     loaded = then.args[0] if isinstance(then, Op) and then.name == "cast" else then
-    if isinstance(loaded, FlatLoad) and orelse == const(0, v.dtype):
+    if isinstance(loaded, ir.FlatLoad) and orelse == const(0, v.dtype):
         return then  # lanes that are not loaded are 0
     if _loads(orelse):
-        orelse = map_value(orelse, under(Op("bool", "not", (inside,))))
+        orelse = ir.map_value(orelse, under(Op("bool", "not", (inside,))))
     return replace(v, name="select", args=(inside, then, orelse))
 
 
 def _loads(v: Value) -> bool:
-    return any(isinstance(x, FlatLoad) for x in walk_value(v))
+    return any(isinstance(x, ir.FlatLoad) for x in ir.walk_value(v))
 
 
-def vectorise_tile(body: Body, var: str, width: int, mask_extent: Index | None = None) -> Body:
+def vectorise_tile(body: ir.Body, var: str, width: int, mask_extent: Index | None = None) -> ir.Body:
     """Call ``tile_in_vectors``. CodegenError: the loops cannot be vectorised."""
     made = tile_in_vectors(body, var, width, mask_extent)
     if isinstance(made, Declined):
@@ -229,30 +203,30 @@ def vectorise_tile(body: Body, var: str, width: int, mask_extent: Index | None =
     return made
 
 
-def tile_in_vectors(body: Body, var: str, width: int, mask_extent: Index | None = None) -> Body | Declined:
+def tile_in_vectors(body: ir.Body, var: str, width: int, mask_extent: Index | None = None) -> ir.Body | Declined:
     """Turn loops ``var`` of a constant extent that is a multiple of ``width`` into loops over vectors.
 
     ``mask_extent``: the number of live elements from the loop's start; further lanes are masked. Declined: the loops
     cannot be vectorised.
     """
 
-    def f(n: Node) -> Node:
-        if not (isinstance(n, For) and n.var == var):
+    def f(n: ir.Node) -> ir.Node:
+        if not (isinstance(n, ir.For) and n.var == var):
             return n
         trips = n.hi.constant
         if n.lo != ZERO or trips is None or trips % width:
             raise CodegenError(f"{var} in [{n.lo}, {n.hi}) is not a whole number of vectors of {width}")
         start = Index.of(var) * width if trips > width else ZERO
         lanes = _Lanes(var, start, width, None if mask_extent is None else mask_extent - start)
-        return For(var, ZERO, Index.of(trips // width), lanes.body(n.body), "vector")
+        return ir.For(var, ZERO, Index.of(trips // width), lanes.body(n.body), "vector")
 
     try:
-        return rewrite(body, f)
+        return ir.rewrite(body, f)
     except _NoVectorsError as e:
         return Declined(str(e))
 
 
-def vectorise_loop(loop: For, width: int, chains: int = 4) -> Body | Declined:
+def vectorise_loop(loop: ir.For, width: int, chains: int = 4) -> ir.Body | Declined:
     """Vectorise a loop of any extent: full vectors, then a masked tail. Reductions are as described above.
 
     Declined: it cannot be vectorised, and does not change.
@@ -263,37 +237,37 @@ def vectorise_loop(loop: For, width: int, chains: int = 4) -> Body | Declined:
         return Declined(str(e))
 
 
-def _vectorised(loop: For, width: int, chains: int) -> Body:
+def _vectorised(loop: ir.For, width: int, chains: int) -> ir.Body:
     accumulators = _accumulators(loop)
     if loop.lo != ZERO:
         raise CodegenError(f"vector loop {loop.var} must start at 0")
     count = chains if accumulators else 1
     names = {r: [f"{r}_{loop.var}{c}" for c in range(count)] for r in accumulators}
-    out: list[Node] = []
+    out: list[ir.Node] = []
     for reg, (reduction, dtype) in accumulators.items():
-        out += [Def(x, neutral(reduction, dtype), width) for x in names[reg]]
+        out += [ir.Def(x, neutral(reduction, dtype), width) for x in names[reg]]
     step, v = Index.of(width * count), Index.of(loop.var)
     main = loop.hi // step
-    body: list[Node] = []
+    body: list[ir.Node] = []
     for c in range(count):
         body += _iteration(loop, v * step + c * width, width, None, {r: names[r][c] for r in names}, f"_{c}")
-    out.append(For(loop.var, ZERO, main, tuple(body), "vector"))
+    out.append(ir.For(loop.var, ZERO, main, tuple(body), "vector"))
     first = {r: names[r][0] for r in names}
     if count > 1 and not _divides(step, loop.hi):
         rest = (loop.hi - main * step) // width
         single = _iteration(loop, main * step + v * width, width, None, first, "_r")
-        out.append(For(loop.var, ZERO, rest, single, "vector"))
+        out.append(ir.For(loop.var, ZERO, rest, single, "vector"))
     if not _divides(Index.of(width), loop.hi):
         full = (loop.hi // width) * width
         tail = _iteration(loop, full, width, loop.hi - full, first, "_t")
-        out.append(If((Compare(">", loop.hi, full),), tail))
+        out.append(ir.If((ir.Compare(">", loop.hi, full),), tail))
     for reg, (reduction, dtype) in accumulators.items():
-        parts: list[Value] = [Reg(dtype, x, width) for x in names[reg]]
+        parts: list[Value] = [ir.Reg(dtype, x, width) for x in names[reg]]
         while len(parts) > 1:  # in pairs: a chain would be longer
             pairs = zip(parts[::2], parts[1::2], strict=False)
             odd = parts[len(parts) // 2 * 2 :]
             parts = [*(Op(dtype, REDUCTIONS[reduction], pair) for pair in pairs), *odd]
-        out.append(Set(reg, Horizontal(dtype, reduction, parts[0]), 1, reduction))
+        out.append(ir.Set(reg, ir.Horizontal(dtype, reduction, parts[0]), 1, reduction))
     return tuple(out)
 
 
@@ -301,12 +275,12 @@ def _divides(n: Index, x: Index) -> bool:
     return (x % n) == ZERO
 
 
-def _accumulators(loop: For) -> dict[str, tuple[str, str]]:
+def _accumulators(loop: ir.For) -> dict[str, tuple[str, str]]:
     """Return the registers set with a reduction inside the loop but defined outside: name -> (reduction, dtype)."""
-    inside = {n.reg for n in walk(loop.body) if isinstance(n, Def)}
+    inside = {n.reg for n in ir.walk(loop.body) if isinstance(n, ir.Def)}
     out: dict[str, tuple[str, str]] = {}
-    for n in walk(loop.body):
-        if isinstance(n, Set) and n.reg not in inside:
+    for n in ir.walk(loop.body):
+        if isinstance(n, ir.Set) and n.reg not in inside:
             if n.reduce is None or out.get(n.reg, (n.reduce, n.value.dtype)) != (n.reduce, n.value.dtype):
                 raise _NoVectorsError(f"{n.reg} is carried by {loop.var} but is not one reduction")
             if n.value.dtype not in SUM_DTYPES:
@@ -316,36 +290,36 @@ def _accumulators(loop: For) -> dict[str, tuple[str, str]]:
 
 
 def _iteration(
-    loop: For, start: Index, width: int, mask: Index | None, accumulators: Mapping[str, str], suffix: str
-) -> Body:
+    loop: ir.For, start: Index, width: int, mask: Index | None, accumulators: Mapping[str, str], suffix: str
+) -> ir.Body:
     """Return one vector iteration that accumulates into the lane-partial registers; local registers get a suffix."""
     lanes = _Lanes(loop.var, start, width, mask)
     lanes.local |= set(accumulators)
-    local = {n.reg for n in walk(loop.body) if isinstance(n, Def)}
+    local = {n.reg for n in ir.walk(loop.body) if isinstance(n, ir.Def)}
     made = lanes.body(loop.body)
-    zero = {n.reg for n in walk(made) if isinstance(n, Def) and _zero_outside(n.value, frozenset())}
+    zero = {n.reg for n in ir.walk(made) if isinstance(n, ir.Def) and _zero_outside(n.value, frozenset())}
 
-    def rename(n: Node) -> Node:
-        if isinstance(n, (Def, Set)):
+    def rename(n: ir.Node) -> ir.Node:
+        if isinstance(n, (ir.Def, ir.Set)):
             reg = accumulators.get(n.reg, n.reg + suffix if n.reg in local else n.reg)
             n = replace(n, reg=reg)
-            counted = isinstance(n, Set) and n.reduce == "sum" and _zero_outside(n.value, zero)
-            if isinstance(n, Set) and n.reduce and reg in accumulators.values() and mask is not None and not counted:
-                old = Reg(n.value.dtype, reg, width)
+            counted = isinstance(n, ir.Set) and n.reduce == "sum" and _zero_outside(n.value, zero)
+            if isinstance(n, ir.Set) and n.reduce and reg in accumulators.values() and mask is not None and not counted:
+                old = ir.Reg(n.value.dtype, reg, width)
                 new = Op(n.value.dtype, REDUCTIONS[n.reduce], (old, n.value))
-                n = Set(reg, Blend(n.value.dtype, new, old, mask), width)
-        if isinstance(n, (Store, Def, Set)):
-            return replace(n, value=map_value(n.value, name))
+                n = ir.Set(reg, ir.Blend(n.value.dtype, new, old, mask), width)
+        if isinstance(n, (ir.Store, ir.Def, ir.Set)):
+            return replace(n, value=ir.map_value(n.value, name))
         return n
 
     def name(v: Value) -> Value:
-        return replace(v, name=v.name + suffix) if isinstance(v, Reg) and v.name in local else v
+        return replace(v, name=v.name + suffix) if isinstance(v, ir.Reg) and v.name in local else v
 
-    return rewrite(made, rename)
+    return ir.rewrite(made, rename)
 
 
 def _zero_outside(v: Value, zero: Collection[str]) -> bool:
     """Whether masked lanes of a value are 0: masked loads, registers ``zero``, and products of them."""
     if isinstance(v, Op) and v.name == "mul":
         return all(_zero_outside(a, zero) for a in v.args)
-    return (isinstance(v, FlatLoad) and v.mask is not None) or (isinstance(v, Reg) and v.name in zero)
+    return (isinstance(v, ir.FlatLoad) and v.mask is not None) or (isinstance(v, ir.Reg) and v.name in zero)

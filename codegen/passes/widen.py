@@ -6,23 +6,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
 
-from polydyn.codegen.ir import (
-    Alloc,
-    Body,
-    Call,
-    Compare,
-    Def,
-    FlatLoad,
-    For,
-    If,
-    Node,
-    Pointer,
-    Reg,
-    Set,
-    Store,
-    Undefined,
-    walk,
-)
+from polydyn.codegen import ir
 from polydyn.codegen.passes.hoist import comparison
 from polydyn.schedules.expr import FLOATS, ITEMSIZE, WIDENED, Const, Op, Value, conjuncts
 from polydyn.schedules.index import ONE, ZERO, Atom, Index
@@ -56,8 +40,8 @@ def multiples(rest: Index, vector: int, iterators: Collection[str]) -> Multiples
 
 
 def widen(
-    body: Body, var: str, lanes: int, buffers: Mapping[str, str], iterators: Collection[str]
-) -> tuple[Body, Multiples] | None:
+    body: ir.Body, var: str, lanes: int, buffers: Mapping[str, str], iterators: Collection[str]
+) -> tuple[ir.Body, Multiples] | None:
     """Return ``for var in [0, lanes): body`` with wide accesses, and the required multiples of ``lanes``.
 
     ``body``: registers, stores, and loops and choices around them, in which every lane has its own registers.
@@ -81,7 +65,7 @@ class _Source:
 
     buffer: str
     first: Index
-    guard: tuple[Compare, ...] = ()
+    guard: tuple[ir.Compare, ...] = ()
     other: Const | None = None
 
 
@@ -94,70 +78,77 @@ class _Widening:
         self.own: dict[str, str] = {}
         """Registers that outlive a loop over lanes: arrays of them, with their dtypes."""
 
-    def build(self, body: Body) -> tuple[Body, Multiples] | None:
-        nodes = list(walk(body))
-        if not all(isinstance(n, (Def, Set, Store, For, If)) for n in nodes):
+    def build(self, body: ir.Body) -> tuple[ir.Body, Multiples] | None:
+        nodes = list(ir.walk(body))
+        if not all(isinstance(n, (ir.Def, ir.Set, ir.Store, ir.For, ir.If)) for n in nodes):
             return None
-        if any(isinstance(n, (For, If)) for n in nodes):
-            self.own = {n.reg: n.value.dtype for n in nodes if isinstance(n, Def)}
+        if any(isinstance(n, (ir.For, ir.If)) for n in nodes):
+            self.own = {n.reg: n.value.dtype for n in nodes if isinstance(n, ir.Def)}
         out = self._nodes(body)
         if out is None:
             return None
         for reg, dtype in self.own.items():
-            out = (Alloc(reg, dtype, Index.of(self.lanes), "register", out),)
+            out = (ir.Alloc(reg, dtype, Index.of(self.lanes), "register", out),)
         return out, tuple(self.requirements)
 
-    def _nodes(self, body: Body) -> Body | None:
+    def _nodes(self, body: ir.Body) -> ir.Body | None:
         """Return the body with its loops and choices, and a loop over lanes for each run of other statements."""
-        out: Body = ()
-        for around, part in groupby(body, lambda n: isinstance(n, (For, If))):
+        out: ir.Body = ()
+        for around, part in groupby(body, lambda n: isinstance(n, (ir.For, ir.If))):
             for run in ([n] for n in part) if around else [list(part)]:
                 n = run[0]
-                made = self._loop(n) if isinstance(n, For) else self._if(n) if isinstance(n, If) else self._run(run)
+                made = (
+                    self._loop(n) if isinstance(n, ir.For) else self._if(n) if isinstance(n, ir.If) else self._run(run)
+                )
                 if made is None:
                     return None
                 out += made
         return out
 
-    def _loop(self, n: For) -> Body | None:
+    def _loop(self, n: ir.For) -> ir.Body | None:
         if self.var in n.lo.symbols() | n.hi.symbols():
             return None
         self.iterators.add(n.var)
         body = self._nodes(n.body)
         return None if body is None else (replace(n, body=body),)
 
-    def _if(self, n: If) -> Body | None:
+    def _if(self, n: ir.If) -> ir.Body | None:
         """Widen the branches of a condition that is uniform over lanes."""
         if any(self.var in c.left.symbols() | c.right.symbols() for c in n.cond):
             return None
         then, orelse = self._nodes(n.then), self._nodes(n.orelse)
         return None if then is None or orelse is None else (replace(n, then=then, orelse=orelse),)
 
-    def _run(self, run: Sequence[Node]) -> Body | None:
+    def _run(self, run: Sequence[ir.Node]) -> ir.Body | None:
         self.loads, self.stores = {}, {}
         nodes = tuple(n for n in map(self._node, run) if n is not None)
-        if any(isinstance(n, Store) and n.buffer in self.buffers for n in nodes):
+        if any(isinstance(n, ir.Store) and n.buffer in self.buffers for n in nodes):
             return None
-        out: Body = (
+        out: ir.Body = (
             *(self._load(r, x) for x, r in self.loads.items()),
-            For(self.var, ZERO, Index.of(self.lanes), nodes, "unroll"),
+            ir.For(self.var, ZERO, Index.of(self.lanes), nodes, "unroll"),
             *(self._move("pd_stg_wide", r, b, a, False) for (b, a), r in self.stores.items()),
         )
         names = [*((r, x.buffer) for x, r in self.loads.items()), *((r, b) for (b, _), r in self.stores.items())]
         for r, b in names:
-            out = (Alloc(r, self.buffers[b], Index.of(self.lanes), "register", out),)
+            out = (ir.Alloc(r, self.buffers[b], Index.of(self.lanes), "register", out),)
         return out
 
-    def _load(self, register: str, x: _Source) -> Node:
+    def _load(self, register: str, x: _Source) -> ir.Node:
         move = self._move("pd_ldg_wide", register, x.buffer, x.first, True)
         if x.other is None:
             return move
-        outside = For(self.var, ZERO, Index.of(self.lanes), (Store(register, Index.of(self.var), x.other),), "unroll")
-        return If(x.guard, (move,), (outside,))
+        outside = ir.For(
+            self.var, ZERO, Index.of(self.lanes), (ir.Store(register, Index.of(self.var), x.other),), "unroll"
+        )
+        return ir.If(x.guard, (move,), (outside,))
 
-    def _move(self, function: str, register: str, buffer: str, address: Index, load: bool) -> Node:
-        inside, outside = Pointer(self.buffers[buffer], register, ZERO), Pointer(self.buffers[buffer], buffer, address)
-        return Call(f"{function}<{self.lanes}>", (inside, outside) if load else (outside, inside))
+    def _move(self, function: str, register: str, buffer: str, address: Index, load: bool) -> ir.Node:
+        inside, outside = (
+            ir.Pointer(self.buffers[buffer], register, ZERO),
+            ir.Pointer(self.buffers[buffer], buffer, address),
+        )
+        return ir.Call(f"{function}<{self.lanes}>", (inside, outside) if load else (outside, inside))
 
     def _aligned(self, buffer: str, address: Index, load: bool = False) -> Index | None:
         """Return the address of the vector's first element if the vector may move as one, else None."""
@@ -172,31 +163,31 @@ class _Widening:
         self.requirements |= dict.fromkeys(requirements)
         return rest
 
-    def _node(self, n: Node) -> Node | None:
-        assert isinstance(n, (Def, Set, Store))
+    def _node(self, n: ir.Node) -> ir.Node | None:
+        assert isinstance(n, (ir.Def, ir.Set, ir.Store))
         n = replace(n, value=self._value(n.value))
-        if isinstance(n, Store) and n.buffer in self.buffers and n.reduce is None:
+        if isinstance(n, ir.Store) and n.buffer in self.buffers and n.reduce is None:
             first = self._aligned(n.buffer, n.address)
             if first is not None:
                 name = self.stores.setdefault((n.buffer, first), f"out{len(self.stores)}")
-                return Store(name, Index.of(self.var), stored_value(n.value))
-        if isinstance(n, (Def, Set)) and n.reg in self.own:
-            if isinstance(n.value, Undefined):
+                return ir.Store(name, Index.of(self.var), stored_value(n.value))
+        if isinstance(n, (ir.Def, ir.Set)) and n.reg in self.own:
+            if isinstance(n.value, ir.Undefined):
                 return None
-            return Store(n.reg, Index.of(self.var), n.value, n.reduce if isinstance(n, Set) else None)
+            return ir.Store(n.reg, Index.of(self.var), n.value, n.reduce if isinstance(n, ir.Set) else None)
         return n
 
-    def _value(self, v: Value, guard: tuple[Compare, ...] = (), other: Const | None = None) -> Value:
+    def _value(self, v: Value, guard: tuple[ir.Compare, ...] = (), other: Const | None = None) -> Value:
         """Return a value of a lane, with loads from vectors; with ``other`` they occur only under a guard."""
-        if isinstance(v, Reg) and v.name in self.own:
-            return FlatLoad(v.dtype, v.name, Index.of(self.var))
-        if isinstance(v, FlatLoad) and v.buffer in self.buffers:
+        if isinstance(v, ir.Reg) and v.name in self.own:
+            return ir.FlatLoad(v.dtype, v.name, Index.of(self.var))
+        if isinstance(v, ir.FlatLoad) and v.buffer in self.buffers:
             return self._from(v, guard, other) or v
         if isinstance(v, Op) and v.name == "where":
             return self._choice(v, guard)
         return replace(v, args=tuple(self._value(a, guard, other) for a in v.args)) if isinstance(v, Op) else v
 
-    def _choice(self, v: Op, around: tuple[Compare, ...] = ()) -> Value:
+    def _choice(self, v: Op, around: tuple[ir.Compare, ...] = ()) -> Value:
         """Return one of two values; values under a guard may have addresses that do not exist elsewhere.
 
         ``around``: the guard around the choice.
@@ -207,8 +198,8 @@ class _Widening:
         if None in compared or any(self.var in c.left.symbols() | c.right.symbols() for c in guard):
             return replace(v, args=(self._value(choice), *map(self._registers, v.args[1:])))
         read = then.args[0] if isinstance(then, Op) and then.name == "cast" and then.dtype == "float32" else then
-        alike = read is then or (isinstance(read, FlatLoad) and WIDENED.get(read.dtype) == "float32")
-        if isinstance(read, FlatLoad) and isinstance(orelse, Const) and alike:  # no choice remains
+        alike = read is then or (isinstance(read, ir.FlatLoad) and WIDENED.get(read.dtype) == "float32")
+        if isinstance(read, ir.FlatLoad) and isinstance(orelse, Const) and alike:  # no choice remains
             found = self._from(read, guard, orelse) if not around and read.buffer in self.buffers else None
             return v if found is None else found if read is then else Op(then.dtype, "cast", (found,))
         nothing = Const("float32", 0.0)
@@ -218,7 +209,7 @@ class _Widening:
             last = self._registers(orelse)
         return replace(v, args=(choice, self._value(then, (*around, *guard), nothing), last))
 
-    def _of_all_lanes(self, c: Compare) -> Compare:
+    def _of_all_lanes(self, c: ir.Compare) -> ir.Compare:
         """Return a comparison of the vector's first element, if with whole vectors all elements compare equally."""
         stride, rest = c.left.split(self.var)
         alike = stride == ONE and all(multiples(x, self.lanes, self.iterators) == () for x in (rest, c.right))
@@ -226,11 +217,11 @@ class _Widening:
 
     def _registers(self, v: Value) -> Value:
         """Return the value with registers of the lane."""
-        if isinstance(v, Reg) and v.name in self.own:
-            return FlatLoad(v.dtype, v.name, Index.of(self.var))
+        if isinstance(v, ir.Reg) and v.name in self.own:
+            return ir.FlatLoad(v.dtype, v.name, Index.of(self.var))
         return replace(v, args=tuple(map(self._registers, v.args))) if isinstance(v, Op) else v
 
-    def _from(self, v: FlatLoad, guard: tuple[Compare, ...], other: Const | None) -> Value | None:
+    def _from(self, v: ir.FlatLoad, guard: tuple[ir.Compare, ...], other: Const | None) -> Value | None:
         """Return a lane's part of a load that becomes wide."""
         first = self._aligned(v.buffer, v.address, load=True)
         if first is None:
@@ -238,4 +229,4 @@ class _Widening:
         if other is not None:
             other = Const(v.dtype, other.value if v.dtype in FLOATS else int(other.value))
         name = self.loads.setdefault(_Source(v.buffer, first, guard, other), f"in{len(self.loads)}")
-        return FlatLoad(v.dtype, name, Index.of(self.var))
+        return ir.FlatLoad(v.dtype, name, Index.of(self.var))

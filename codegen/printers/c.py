@@ -4,27 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from polydyn.codegen import ir
 from polydyn.codegen.indices import mentions, node_buffers
-from polydyn.codegen.ir import (
-    Alloc,
-    Body,
-    Call,
-    Compare,
-    Def,
-    For,
-    If,
-    Let,
-    Mark,
-    Outline,
-    Pointer,
-    Reg,
-    Set,
-    Store,
-    Switch,
-    bodies,
-    walk,
-    walk_value,
-)
 from polydyn.codegen.printers.c_values import CTYPE, CVALUE, ValuePrinter, index_text, vector_type
 from polydyn.schedules.errors import CodegenError
 from polydyn.schedules.expr import C_FUNCTIONS, REDUCTIONS, FromIndex, Op, Value
@@ -53,10 +34,10 @@ class KernelPrinter:
         self.functions: dict[str, str] = {}
         self.outlined: dict[str, tuple[set[str], set[str]]] = {}
 
-    def kernel(self, body: Body) -> str:
+    def kernel(self, body: ir.Body) -> str:
         """Return the kernel's C text (without headers)."""
-        for n in walk(body):
-            if isinstance(n, Alloc):
+        for n in ir.walk(body):
+            if isinstance(n, ir.Alloc):
                 self.dtypes[n.buffer] = n.dtype
         used, free = self._names(body)
         text = self._body(body, 1)
@@ -67,28 +48,28 @@ class KernelPrinter:
         head = f"void {self.name}(void *const *buf, const int64_t *sym, int64_t begin, int64_t end, void *scratch) {{\n"
         return _c_functions(body) + "".join(self.functions.values()) + head + decl + unused + text + "}\n"
 
-    def _names(self, body: Body) -> tuple[set[str], set[str]]:
+    def _names(self, body: ir.Body) -> tuple[set[str], set[str]]:
         """Return (buffers used but not allocated, symbols used but not bound); cached for outlined functions."""
         buffers: set[str] = set()
         used: set[str] = set()
         bound: set[str] = set()
         allocated: set[str] = set()
 
-        def visit(b: Body) -> None:
+        def visit(b: ir.Body) -> None:
             for n in b:
-                if isinstance(n, Outline):
+                if isinstance(n, ir.Outline):
                     inner = self.outlined.get(n.name) or self._names(n.body)
                     self.outlined[n.name] = inner
                     buffers.update(inner[0])
                     used.update(inner[1])
                     continue
-                if isinstance(n, (For, Let)):
+                if isinstance(n, (ir.For, ir.Let)):
                     bound.add(n.var)
-                if isinstance(n, Alloc):
+                if isinstance(n, ir.Alloc):
                     allocated.add(n.buffer)
                 buffers.update(node_buffers(n))
                 used.update(mentions(n)[0])
-                for x in bodies(n):
+                for x in ir.bodies(n):
                     visit(x)
 
         visit(body)
@@ -98,41 +79,41 @@ class KernelPrinter:
         const = "" if buffer in self.outputs or buffer not in self.buffers else "const "
         return f"{const}{CTYPE[self.dtypes[buffer]]} *restrict {buffer}"
 
-    def _body(self, body: Body, depth: int) -> str:
+    def _body(self, body: ir.Body, depth: int) -> str:
         return "".join(self._node(n, depth) for n in body)
 
     def _node(self, n: object, depth: int) -> str:
         t = "  " * depth
-        if isinstance(n, For):
+        if isinstance(n, ir.For):
             pragma = f"{t}#pragma GCC unroll {n.kind[6:]}\n" if n.kind.startswith("unroll") else ""
             head = f"for (i64 {n.var} = {index_text(n.lo)}; {n.var} < {index_text(n.hi)}; ++{n.var})"
             return f"{pragma}{t}{head} {{\n{self._body(n.body, depth + 1)}{t}}}\n"
-        if isinstance(n, If):
+        if isinstance(n, ir.If):
             orelse = f" else {{\n{self._body(n.orelse, depth + 1)}{t}}}" if n.orelse else ""
             cond = " && ".join(map(_compare, n.cond))
             return f"{t}if ({cond}) {{\n{self._body(n.then, depth + 1)}{t}}}{orelse}\n"
-        if isinstance(n, Let):
+        if isinstance(n, ir.Let):
             return f"{t}{{\n{t}const i64 {n.var} = {index_text(n.value)};\n{self._body(n.body, depth)}{t}}}\n"
-        if isinstance(n, Mark):
+        if isinstance(n, ir.Mark):
             raise CodegenError(f"mark {n.name} was not consumed")
-        if isinstance(n, Alloc):
+        if isinstance(n, ir.Alloc):
             return self._alloc(n, depth)
-        if isinstance(n, Switch):
+        if isinstance(n, ir.Switch):
             return self._switch(n, depth)
-        if isinstance(n, Outline):
+        if isinstance(n, ir.Outline):
             return self._outline(n, depth)
-        if isinstance(n, (Store, Def, Set)):
+        if isinstance(n, (ir.Store, ir.Def, ir.Set)):
             return t + self._assignment(n) + "\n"
-        if isinstance(n, Call):
+        if isinstance(n, ir.Call):
             return f"{t}{n.function}({', '.join(map(self._argument, n.args))});\n"
         raise CodegenError(f"no C form for {n!r}")
 
     def _argument(self, v: Value) -> str:
-        if isinstance(v, Pointer):
+        if isinstance(v, ir.Pointer):
             return f"{v.buffer}, {index_text(v.address)}"
         return index_text(v.index) if isinstance(v, FromIndex) else ValuePrinter(self.dtypes).text(v)
 
-    def _switch(self, n: Switch, depth: int) -> str:
+    def _switch(self, n: ir.Switch, depth: int) -> str:
         t, cases, before = "  " * depth, "", 0
         for k, b in n.cases:
             labels = f"case {k}" if before == k - 1 else f"case {before + 1} ... {k}"
@@ -140,7 +121,7 @@ class KernelPrinter:
             before = k
         return f"{t}switch ({index_text(n.on)}) {{\n{cases}{t}}}\n"
 
-    def _alloc(self, n: Alloc, depth: int) -> str:
+    def _alloc(self, n: ir.Alloc, depth: int) -> str:
         t = "  " * depth
         if n.scope == "stack":
             head = f"PD_STACK({CTYPE[n.dtype]}, {n.buffer}, {index_text(n.size)});"
@@ -151,29 +132,31 @@ class KernelPrinter:
         inner = f"{t}{{ void *scratch = scratch_{n.buffer}; (void)scratch;\n{self._body(n.body, depth)}{t}}}\n"
         return f"{t}{{\n{t}{head}\n{inner}{t}}}\n"
 
-    def _outline(self, n: Outline, depth: int) -> str:
+    def _outline(self, n: ir.Outline, depth: int) -> str:
         buffers, free = map(sorted, self._names(n.body))
         params = [self._pointer(b) for b in buffers] + [f"i64 {v}" for v in free] + ["void *scratch"]
         text = f"{{\n  (void)scratch;\n{self._body(n.body, 1)}}}\n"
         self.functions[n.name] = f"static __attribute__((noinline)) void {n.name}({', '.join(params)}) {text}"
         return f"{'  ' * depth}{n.name}({', '.join([*buffers, *free, 'scratch'])});\n"
 
-    def _assignment(self, n: Store | Def | Set) -> str:
+    def _assignment(self, n: ir.Store | ir.Def | ir.Set) -> str:
         values = ValuePrinter(self.dtypes, self.inline_math, self.width)
         dtype = n.value.dtype
-        if isinstance(n, Def):
+        if isinstance(n, ir.Def):
             scalar = "int" if dtype == "bool" else CVALUE[dtype]
             kind = scalar if n.lanes == 1 else values.prefix(n.lanes, dtype) + vector_type(dtype)[1:]
             return f"{kind} {n.reg} = {values.text(n.value, n.lanes)};"
-        if isinstance(n, Set):
-            return f"{n.reg} = {values.text(_combined(n.reduce, Reg(dtype, n.reg, n.lanes), n.value), n.lanes)};"
+        if isinstance(n, ir.Set):
+            return f"{n.reg} = {values.text(_combined(n.reduce, ir.Reg(dtype, n.reg, n.lanes), n.value), n.lanes)};"
         return values.store(n)
 
 
-def _c_functions(body: Body) -> str:
+def _c_functions(body: ir.Body) -> str:
     """Return the C functions that a kernel calls, each once in a translation unit."""
-    values = (n.value for n in walk(body) if isinstance(n, (Store, Def, Set))) if C_FUNCTIONS else ()
-    names = dict.fromkeys(x.name for v in values for x in walk_value(v) if isinstance(x, Op) and x.name in C_FUNCTIONS)
+    values = (n.value for n in ir.walk(body) if isinstance(n, (ir.Store, ir.Def, ir.Set))) if C_FUNCTIONS else ()
+    names = dict.fromkeys(
+        x.name for v in values for x in ir.walk_value(v) if isinstance(x, Op) and x.name in C_FUNCTIONS
+    )
     return "".join(f"#ifndef PD_HAS_{n}\n#define PD_HAS_{n}\n{C_FUNCTIONS[n].strip()}\n#endif\n" for n in names)
 
 
@@ -181,5 +164,5 @@ def _combined(reduce: str | None, old: Value, new: Value) -> Value:
     return new if reduce is None else Op(new.dtype, REDUCTIONS[reduce], (old, new))
 
 
-def _compare(c: Compare) -> str:
+def _compare(c: ir.Compare) -> str:
     return f"{index_text(c.left)} {c.relation} {index_text(c.right)}"

@@ -6,19 +6,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import replace
 
-from polydyn.codegen.ir import (
-    Apply,
-    Between,
-    Blend,
-    Broadcast,
-    FlatLoad,
-    Horizontal,
-    Ramp,
-    Reg,
-    Store,
-    Undefined,
-    lanes_of,
-)
+from polydyn.codegen import ir
 from polydyn.codegen.printers.index_text import IndexText
 from polydyn.schedules.errors import CodegenError
 from polydyn.schedules.expr import (
@@ -93,10 +81,10 @@ class ValuePrinter:
         A scalar is broadcast, a narrow vector gets additional lanes with undefined values, and a wider vector keeps its
         first lanes.
         """
-        lanes = lanes_of(v)
+        lanes = ir.lanes_of(v)
         if lanes == want or want == 1:
             return self._text(v, lanes)
-        if 1 < lanes < want and not isinstance(v, (Reg, FlatLoad)):
+        if 1 < lanes < want and not isinstance(v, (ir.Reg, ir.FlatLoad)):
             return self._text(v, want)
         s = self._text(v, lanes)
         if lanes > 1:
@@ -111,38 +99,38 @@ class ValuePrinter:
             return f"hlow_{SHORT_NAME[v.dtype]}({self._text(v, self.width)})"
         if isinstance(v, Const):
             return _constant(v)
-        if isinstance(v, Undefined):
+        if isinstance(v, ir.Undefined):
             return f"PD_UNDEFINED({CVALUE[v.dtype]})"
-        if isinstance(v, Reg):
+        if isinstance(v, ir.Reg):
             return v.name
-        if isinstance(v, FlatLoad):
+        if isinstance(v, ir.FlatLoad):
             return self._load(v)
         if isinstance(v, FromIndex):
             return f"(({CVALUE[v.dtype]}){index_text(v.index)})"
-        if isinstance(v, Ramp):
+        if isinstance(v, ir.Ramp):
             return self._ramp(v)
-        if isinstance(v, Between):
+        if isinstance(v, ir.Between):
             return f"vbetween({index_text(v.low)}, {index_text(v.high)})"
-        if isinstance(v, Broadcast):
+        if isinstance(v, ir.Broadcast):
             return self.text(v.value, lanes)
-        if isinstance(v, Horizontal):
-            return f"pd_h{v.reduction}_{vector_type(v.dtype)}({self.text(v.value, lanes_of(v.value))})"
-        if isinstance(v, Blend):
+        if isinstance(v, ir.Horizontal):
+            return f"pd_h{v.reduction}_{vector_type(v.dtype)}({self.text(v.value, ir.lanes_of(v.value))})"
+        if isinstance(v, ir.Blend):
             args = f"{self.text(v.new, lanes)}, {self.text(v.old, lanes)}"
             return f"vsel_{SHORT_NAME[v.dtype]}(vlive({index_text(v.count)}), {args})"
-        if isinstance(v, Apply):
-            return f"{v.function}({', '.join(self.text(a, lanes_of(a)) for a in v.args)})"
+        if isinstance(v, ir.Apply):
+            return f"{v.function}({', '.join(self.text(a, ir.lanes_of(a)) for a in v.args)})"
         if isinstance(v, Op):
             return self._op(v, lanes)
         raise CodegenError(f"no C form for {v!r}")
 
-    def _ramp(self, v: Ramp) -> str:
+    def _ramp(self, v: ir.Ramp) -> str:
         t = CTYPE[v.dtype] if v.dtype in ("int32", "int64", "float32") else None
         if t is None:
             raise CodegenError(f"no ramp of {v.dtype}")
         return f"vramp_{t}({index_text(v.start)}, {index_text(v.step)})"
 
-    def _load(self, v: FlatLoad) -> str:
+    def _load(self, v: ir.FlatLoad) -> str:
         if ITEMSIZE[v.dtype] > ITEMSIZE[self.dtypes.get(v.buffer, v.dtype)]:
             if v.lanes > 1:
                 raise CodegenError(f"no vectors of {v.dtype} from {v.buffer} of {self.dtypes[v.buffer]}")
@@ -166,7 +154,7 @@ class ValuePrinter:
             text = f"{self.prefix(v.lanes, v.dtype)}load_{t}({p})"
         return f"vbool({text})" if v.dtype == "bool" else text
 
-    def store(self, n: Store) -> str:
+    def store(self, n: ir.Store) -> str:
         """Return the statement that stores, or combines and stores."""
         if n.again:
             lanes = "1" if n.lanes == 1 else "PD_W" if n.mask is None else index_text(n.mask)
@@ -177,7 +165,7 @@ class ValuePrinter:
             raise CodegenError(f"{dtype} stored to {n.buffer} of {self.dtypes[n.buffer]}")
         value = n.value
         if n.reduce is not None:
-            old = FlatLoad(dtype, n.buffer, n.address, n.lanes, n.stride, n.mask)
+            old = ir.FlatLoad(dtype, n.buffer, n.address, n.lanes, n.stride, n.mask)
             value = Op(dtype, REDUCTIONS[n.reduce], (old, value))
         if dtype in WIDENED and isinstance(value, Op) and value.name == "cast":
             value = value.args[0] if value.args[0].dtype == WIDENED[dtype] else value  # the store rounds
@@ -291,7 +279,7 @@ class ValuePrinter:
 
     def _choice(self, v: Op, lanes: int) -> str:
         c, a, b = v.args
-        if lanes == 1 or lanes_of(c) == 1:
+        if lanes == 1 or ir.lanes_of(c) == 1:
             return f"(({self.text(c)}) ? {self.text(a, lanes)} : {self.text(b, lanes)})"
         kind = "i32" if v.dtype == "bool" else SHORT_NAME[v.dtype]
         return f"vsel_{kind}({self.text(c, lanes)}, {self.text(a, lanes)}, {self.text(b, lanes)})"
@@ -300,7 +288,7 @@ class ValuePrinter:
 def _of_any_lanes(v: Value) -> bool:
     """Whether the C form of a value in lanes works for narrow vectors too: stored values, and C's own operators."""
     if not isinstance(v, Op):
-        return isinstance(v, (Reg, FlatLoad, Broadcast, Const, Undefined))
+        return isinstance(v, (ir.Reg, ir.FlatLoad, ir.Broadcast, Const, ir.Undefined))
     if v.name == "cast":
         return v.dtype in (v.args[0].dtype, WIDENED.get(v.args[0].dtype))
     return v.dtype == "float32" and (v.name in INFIX or v.name in ("neg", "div", "reciprocal"))

@@ -7,23 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from polydyn.codegen.ir import (
-    Alloc,
-    Apply,
-    Body,
-    Call,
-    Def,
-    FlatLoad,
-    For,
-    If,
-    Let,
-    Mark,
-    Node,
-    Outline,
-    Set,
-    Store,
-    Switch,
-)
+from polydyn.codegen import ir
 from polydyn.graph.dtypes import numpy_dtype
 from polydyn.schedules.expr import ITEMSIZE, Array
 from polydyn.testing.loops.indices import Env, Indices, Run
@@ -50,7 +34,7 @@ class CpuRun:
         self.indices = Indices(self._fetch)
         self.values = Values(self.indices, self._load, self._apply)
 
-    def run(self, body: Body, env: Mapping[str, int]) -> None:
+    def run(self, body: ir.Body, env: Mapping[str, int]) -> None:
         """Execute a body. Raises Broken if it accesses memory out of bounds or never ends."""
         action = self.block(body)
         try:
@@ -66,7 +50,7 @@ class CpuRun:
 
     # -- nodes -------------------------------------------------------------------------------------------------------
 
-    def block(self, body: Body) -> Action:
+    def block(self, body: ir.Body) -> Action:
         """Return the function that executes nodes one after another."""
         actions = [self.node(n) for n in body]
         if len(actions) == 1:
@@ -78,7 +62,7 @@ class CpuRun:
 
         return run
 
-    def node(self, n: Node) -> Action:
+    def node(self, n: ir.Node) -> Action:
         """Return the function that executes a node, and notes its identity in ``executed``."""
         action, number = self._action(n), id(n)
 
@@ -88,10 +72,10 @@ class CpuRun:
 
         return run
 
-    def _action(self, n: Node) -> Action:
-        if isinstance(n, For):
+    def _action(self, n: ir.Node) -> Action:
+        if isinstance(n, ir.For):
             return self._for(n)
-        if isinstance(n, Let):
+        if isinstance(n, ir.Let):
             var, value, inner = n.var, self.indices.compile(n.value), self.block(n.body)
 
             def bind(e: Env) -> None:
@@ -99,24 +83,24 @@ class CpuRun:
                 inner(e)
 
             return bind
-        if isinstance(n, If):
+        if isinstance(n, ir.If):
             return self._if(n)
-        if isinstance(n, Switch):
+        if isinstance(n, ir.Switch):
             return self._switch(n)
-        if isinstance(n, Alloc):
+        if isinstance(n, ir.Alloc):
             return self._alloc(n)
-        if isinstance(n, (Mark, Outline)):
+        if isinstance(n, (ir.Mark, ir.Outline)):
             return self.block(n.body)
-        if isinstance(n, Store):
+        if isinstance(n, ir.Store):
             return self._store(n)
-        if isinstance(n, (Def, Set)):
+        if isinstance(n, (ir.Def, ir.Set)):
             return self._assign(n)
-        if isinstance(n, Call):
+        if isinstance(n, ir.Call):
             called: Action = leaf(n.function, CALLS)(self, n)
             return called
         raise Broken(f"a node without meaning: {n!r}")
 
-    def _for(self, n: For) -> Action:
+    def _for(self, n: ir.For) -> Action:
         var, lo, hi, inner = n.var, self.indices.compile(n.lo), self.indices.compile(n.hi), self.block(n.body)
 
         def run(e: Env) -> None:
@@ -130,11 +114,11 @@ class CpuRun:
 
         return run
 
-    def _if(self, n: If) -> Action:
+    def _if(self, n: ir.If) -> Action:
         tests, then, orelse = [self.indices.compare(c) for c in n.cond], self.block(n.then), self.block(n.orelse)
         return lambda e: then(e) if all(t(e) for t in tests) else orelse(e)
 
-    def _switch(self, n: Switch) -> Action:
+    def _switch(self, n: ir.Switch) -> Action:
         on, cases = self.indices.compile(n.on), [(k, self.block(b)) for k, b in n.cases]
 
         def run(e: Env) -> None:
@@ -146,7 +130,7 @@ class CpuRun:
 
         return run
 
-    def _alloc(self, n: Alloc) -> Action:
+    def _alloc(self, n: ir.Alloc) -> Action:
         size, inner, name, dtype = self.indices.compile(n.size), self.block(n.body), n.buffer, n.dtype
         self.rooms.setdefault(name, Room(name, dtype, poisoned(0, dtype)))
 
@@ -158,9 +142,9 @@ class CpuRun:
 
     # -- values ------------------------------------------------------------------------------------------------------
 
-    def _assign(self, n: Def | Set) -> Action:
+    def _assign(self, n: ir.Def | ir.Set) -> Action:
         name, value, lanes, kind = n.reg, self.values.compile(n.value), n.lanes, value_dtype(n.value.dtype)
-        if isinstance(n, Set) and n.reduce:
+        if isinstance(n, ir.Set) and n.reduce:
             combine = REDUCE[n.reduce]
 
             def update(e: Env) -> None:
@@ -173,7 +157,7 @@ class CpuRun:
 
         return assign
 
-    def _apply(self, v: Apply, args: list[Run]) -> Run:
+    def _apply(self, v: ir.Apply, args: list[Run]) -> Run:
         meaning = leaf(v.function, FUNCTIONS)
         return lambda e: meaning(self.width, *[a(e) for a in args])
 
@@ -183,7 +167,7 @@ class CpuRun:
             self.rooms[name] = Growing(name, dtype, poisoned(0, dtype))
         return self.rooms[name]
 
-    def _load(self, v: FlatLoad) -> Run:
+    def _load(self, v: ir.FlatLoad) -> Run:
         room, kind, lanes, dtype = self.room(v.buffer, v.dtype), value_dtype(v.dtype), v.lanes, v.dtype
         at, stride = self.indices.compile(v.address), self.indices.compile(v.stride)
         live, guard = self._live(v), None if v.guard is None else self.values.compile(v.guard)
@@ -214,11 +198,11 @@ class CpuRun:
 
         return vector
 
-    def _live(self, n: FlatLoad | Store) -> Run:
+    def _live(self, n: ir.FlatLoad | ir.Store) -> Run:
         lanes = n.lanes
         return self.indices.compile(n.mask) if n.mask is not None else lambda e: lanes
 
-    def _store(self, n: Store) -> Action:
+    def _store(self, n: ir.Store) -> Action:
         room, lanes, kind = self.room(n.buffer, n.value.dtype), n.lanes, value_dtype(n.value.dtype)
         at, stride, live, value = (
             self.indices.compile(n.address), self.indices.compile(n.stride), self._live(n), self.values.compile(n.value)

@@ -12,24 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from polydyn.codegen.ir import (
-    Alloc,
-    Apply,
-    Body,
-    Call,
-    Def,
-    FlatLoad,
-    For,
-    If,
-    Let,
-    Mark,
-    Node,
-    Outline,
-    Pointer,
-    Set,
-    Store,
-    Tile,
-)
+from polydyn.codegen import ir
 from polydyn.codegen.kernel import Kernel
 from polydyn.graph.dtypes import numpy_dtype
 from polydyn.schedules.expr import ITEMSIZE, WIDENED, Array, Value
@@ -102,7 +85,7 @@ class CudaRun:
         if kernel.device.cluster > 1 or kernel.device.maps:
             raise Unknown("clusters and tensor maps have no meaning here yet")
 
-    def run(self, body: Body, tasks: int) -> None:
+    def run(self, body: ir.Body, tasks: int) -> None:
         """Execute the blocks one after another. Raises Broken if one accesses memory out of bounds or waits forever."""
         action, _ = self._body(body)
         numbers = range(tasks)
@@ -148,7 +131,7 @@ class CudaRun:
 
     # -- nodes -------------------------------------------------------------------------------------------------------
 
-    def _body(self, body: Body) -> tuple[Action, bool]:
+    def _body(self, body: ir.Body) -> tuple[Action, bool]:
         """Return the action of a body, and whether it may wait."""
         actions = [self._node(n) for n in body]
         if not any(waits for _, waits in actions):
@@ -168,7 +151,7 @@ class CudaRun:
 
         return run, True
 
-    def _node(self, n: Node) -> tuple[Action, bool]:
+    def _node(self, n: ir.Node) -> tuple[Action, bool]:
         action, waits = self._action(n)
         number = id(n)
 
@@ -178,12 +161,12 @@ class CudaRun:
 
         return run, waits
 
-    def _action(self, n: Node) -> tuple[Action, bool]:
-        if isinstance(n, For):
+    def _action(self, n: ir.Node) -> tuple[Action, bool]:
+        if isinstance(n, ir.For):
             return self._for(n)
-        if isinstance(n, If):
+        if isinstance(n, ir.If):
             return self._if(n)
-        if isinstance(n, Let):
+        if isinstance(n, ir.Let):
             value, (inner, waits), var = self.indices.compile(n.value), self._body(n.body), n.var
 
             def bind(e: Env) -> Any:
@@ -191,19 +174,19 @@ class CudaRun:
                 return inner(e)
 
             return bind, waits
-        if isinstance(n, Alloc):
+        if isinstance(n, ir.Alloc):
             return self._alloc(n)
-        if isinstance(n, (Mark, Outline)):
+        if isinstance(n, (ir.Mark, ir.Outline)):
             return self._body(n.body)
-        if isinstance(n, Store):
+        if isinstance(n, ir.Store):
             return self._store(n), False
-        if isinstance(n, (Def, Set)):
+        if isinstance(n, (ir.Def, ir.Set)):
             return self._assign(n)
-        if isinstance(n, Call):
+        if isinstance(n, ir.Call):
             return leaf(n.function, CALLS)(self, n), n.function.startswith(WAITS)
         raise Broken(f"a node without meaning: {n!r}")
 
-    def _for(self, n: For) -> tuple[Action, bool]:
+    def _for(self, n: ir.For) -> tuple[Action, bool]:
         var, lo, hi, (inner, waits) = n.var, self.indices.compile(n.lo), self.indices.compile(n.hi), self._body(n.body)
         own, by = THREADS_OF[n.kind](self.threads) if n.kind in THREADS_OF else (None, 1)
 
@@ -239,7 +222,7 @@ class CudaRun:
         if self.steps > MAX_STEPS:
             raise Broken(f"loop {var} does not end")
 
-    def _if(self, n: If) -> tuple[Action, bool]:
+    def _if(self, n: ir.If) -> tuple[Action, bool]:
         tests = [self.indices.compare(c) for c in n.cond]
         sides = [self._body(n.then), self._body(n.orelse)]
 
@@ -266,7 +249,7 @@ class CudaRun:
 
         return (waiting, True) if any(w for _, w in sides) else (plain, False)
 
-    def _alloc(self, n: Alloc) -> tuple[Action, bool]:
+    def _alloc(self, n: ir.Alloc) -> tuple[Action, bool]:
         self.types[n.buffer] = n.dtype
         if n.scope == "shared":
             start = self.offset
@@ -287,12 +270,12 @@ class CudaRun:
 
     # -- values ------------------------------------------------------------------------------------------------------
 
-    def _assign(self, n: Def | Set) -> tuple[Action, bool]:
+    def _assign(self, n: ir.Def | ir.Set) -> tuple[Action, bool]:
         name, kind = n.reg, value_dtype(n.value.dtype)
-        if isinstance(n.value, Apply) and n.value.function == "pd_last_block":
+        if isinstance(n.value, ir.Apply) and n.value.function == "pd_last_block":
             return self._last_block(n.value, name), True
-        value, combine = self.values.compile(n.value), REDUCE[n.reduce] if isinstance(n, Set) and n.reduce else None
-        keep = isinstance(n, Set)
+        value, combine = self.values.compile(n.value), REDUCE[n.reduce] if isinstance(n, ir.Set) and n.reduce else None
+        keep = isinstance(n, ir.Set)
 
         def assign(e: Env) -> None:
             new = value(e)
@@ -302,7 +285,7 @@ class CudaRun:
 
         return assign, False
 
-    def _last_block(self, v: Apply, name: str) -> Action:
+    def _last_block(self, v: ir.Apply, name: str) -> Action:
         """All threads of a block say it: whether the block is the last one of ``blocks``."""
         counter, blocks = self.place(v.args[0]), self.values.compile(v.args[1])
 
@@ -321,7 +304,7 @@ class CudaRun:
 
     def place(self, v: Value) -> Callable[[Env], tuple[Bytes, Any]]:
         """Return the function that gives the memory and the byte addresses of a tile or of a pointer to memory."""
-        if isinstance(v, Tile):
+        if isinstance(v, ir.Tile):
             start, row, column = (self.indices.compile(i) for i in (v.start, v.row, v.column))
             size, base = ITEMSIZE[v.dtype], self.shared.get(v.buffer)
             fixed = self.room.get(v.buffer)
@@ -331,7 +314,7 @@ class CudaRun:
                 return (fixed, at) if fixed is not None else (self.block.shared, base(e) + at)  # type: ignore[misc]
 
             return tile
-        assert isinstance(v, (Pointer, FlatLoad))
+        assert isinstance(v, (ir.Pointer, ir.FlatLoad))
         address, item = self.indices.compile(v.address), ITEMSIZE[self._type(v.buffer, v.dtype)]
         if v.buffer in self.shared:
             base = self.shared[v.buffer]
@@ -346,11 +329,11 @@ class CudaRun:
 
     def in_registers(self, v: Value) -> tuple[str, Run]:
         """Return the name of a register array and the function that gives the first element of a pointer to it."""
-        if not isinstance(v, Pointer) or v.buffer not in self.registers:
+        if not isinstance(v, ir.Pointer) or v.buffer not in self.registers:
             raise Broken(f"no pointer to registers: {v!r}")
         return f"{v.buffer}[]", self.indices.compile(v.address)
 
-    def load(self, v: FlatLoad) -> Run:
+    def load(self, v: ir.FlatLoad) -> Run:
         """Return the function that reads an element of memory or of a register array."""
         kind = value_dtype(v.dtype)
         if v.buffer in self.registers:
@@ -371,7 +354,7 @@ class CudaRun:
 
         return read
 
-    def _store(self, n: Store) -> Action:
+    def _store(self, n: ir.Store) -> Action:
         value, kind = self.values.compile(n.value), value_dtype(n.value.dtype)
         combine = REDUCE[n.reduce] if n.reduce else None
         if n.buffer in self.registers:
@@ -387,7 +370,7 @@ class CudaRun:
                 array[LANES, i] = np.where(e[MASK], new, old)
 
             return keep
-        place = self.place(FlatLoad(n.value.dtype, n.buffer, n.address))
+        place = self.place(ir.FlatLoad(n.value.dtype, n.buffer, n.address))
         dtype = self._type(n.buffer, n.value.dtype)
 
         def store(e: Env) -> None:
@@ -411,14 +394,14 @@ class DeviceValues(Values):
         super().__init__(run.indices, run.load, self._call)
         self.run = run
 
-    def _call(self, v: Apply, args: list[Run]) -> Run:
+    def _call(self, v: ir.Apply, args: list[Run]) -> Run:
         meaning = leaf(v.function, FUNCTIONS)
         compiled: Run = meaning(self.run, v, args)
         return compiled
 
     def compile(self, v: Value) -> Run:
         """Return the function that evaluates a value."""
-        if isinstance(v, Tile):
+        if isinstance(v, ir.Tile):
             place, kind, dtype = self.run.place(v), value_dtype(v.dtype), v.dtype
 
             def tile(e: Env) -> Any:
@@ -426,7 +409,7 @@ class DeviceValues(Values):
                 return memory.read(at, dtype, e[MASK])[:, 0].astype(kind)
 
             return tile
-        if isinstance(v, Pointer):
+        if isinstance(v, ir.Pointer):
             return lambda e: None  # an argument of a leaf, which looks at the pointer itself
         return super().compile(v)
 

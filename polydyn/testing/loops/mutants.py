@@ -12,32 +12,7 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from operator import is_
 
-from polydyn.codegen.ir import (
-    Apply,
-    Between,
-    Blend,
-    Body,
-    Call,
-    Compare,
-    Def,
-    FlatLoad,
-    For,
-    Horizontal,
-    If,
-    Let,
-    Node,
-    Pointer,
-    Ramp,
-    Reg,
-    Set,
-    Store,
-    Switch,
-    Tile,
-    map_value,
-    rewrite,
-    walk,
-    walk_value,
-)
+from polydyn.codegen import ir
 from polydyn.schedules.expr import FLOATS, Const, FromIndex, Op, Value
 
 HINTS = (
@@ -53,7 +28,7 @@ OTHER_OP: Mapping[str, str] = {
 OTHER_REDUCTION: Mapping[str, str] = {"sum": "max", "max": "min", "min": "max", "prod": "sum"}
 STREAM = "stream"
 """Name of the number that says whether stores go around the caches."""
-Variants = Iterator[tuple[str, "Node | Body | Value"]]
+Variants = Iterator[tuple[str, "ir.Node | ir.Body | Value"]]
 
 
 @dataclass(frozen=True)
@@ -61,10 +36,10 @@ class Mutant:
     """A body with one mistake. ``text`` says which."""
 
     text: str
-    body: Body
+    body: ir.Body
 
 
-def mutants(body: Body, count: int, seed: int, executed: Collection[int]) -> list[Mutant]:
+def mutants(body: ir.Body, count: int, seed: int, executed: Collection[int]) -> list[Mutant]:
     """Return at most ``count`` different mutants of a body, drawn at random.
 
     ``executed``: identities of the nodes that some case executes; the others are left alone.
@@ -74,21 +49,21 @@ def mutants(body: Body, count: int, seed: int, executed: Collection[int]) -> lis
     return [_mutant(body, k, j) for k, j in chosen]
 
 
-def _counts(body: Body, executed: Collection[int]) -> list[int]:
+def _counts(body: ir.Body, executed: Collection[int]) -> list[int]:
     """Return the number of mutations at every place, in the order in which ``_visit`` comes to them."""
     found: list[int] = []
 
-    def count(n: Node, variants: Callable[[], Variants]) -> None:
+    def count(n: ir.Node, variants: Callable[[], Variants]) -> None:
         found.append(sum(1 for _ in variants()) if id(n) in executed else 0)
 
     _visit(body, count)
     return found
 
 
-def _mutant(body: Body, at: int, which: int) -> Mutant:
+def _mutant(body: ir.Body, at: int, which: int) -> Mutant:
     seen, text = 0, ""
 
-    def change(n: Node, variants: Callable[[], Variants]) -> Node | Body | Value | None:
+    def change(n: ir.Node, variants: Callable[[], Variants]) -> ir.Node | ir.Body | Value | None:
         nonlocal seen, text
         seen += 1
         if seen - 1 != at:
@@ -100,50 +75,50 @@ def _mutant(body: Body, at: int, which: int) -> Mutant:
     return Mutant(text, changed)
 
 
-Change = Callable[["Node", Callable[[], Variants]], "Node | Body | Value | None"]
+Change = Callable[["ir.Node", Callable[[], Variants]], "ir.Node | ir.Body | Value | None"]
 """Function of a node and of the mutations at a place in it, which returns what takes its place, None: it stays."""
 
 
-def _visit(body: Body, change: Change) -> Body:
+def _visit(body: ir.Body, change: Change) -> ir.Body:
     """Call ``change`` for every node, for every value of a node, and for the order of every block."""
 
-    def node(n: Node) -> Node | Body:
+    def node(n: ir.Node) -> ir.Node | ir.Body:
         def value(v: Value) -> Value:
             new = change(n, lambda: _of_value(v))
             return v if new is None else new  # type: ignore[return-value]
 
         made = n
-        if isinstance(n, (Store, Def, Set)):
-            whole = map_value(n.value, value)
+        if isinstance(n, (ir.Store, ir.Def, ir.Set)):
+            whole = ir.map_value(n.value, value)
             made = n if whole is n.value else replace(n, value=whole)
-        elif isinstance(n, Call) and not n.function.startswith(HINTS):
-            args = tuple(map_value(a, value) for a in n.args)
+        elif isinstance(n, ir.Call) and not n.function.startswith(HINTS):
+            args = tuple(ir.map_value(a, value) for a in n.args)
             made = n if all(map(is_, args, n.args)) else replace(n, args=args)
         new = change(n, lambda: _of_node(made))
         return made if new is None else new  # type: ignore[return-value]
 
-    def block(b: Body) -> Body:
+    def block(b: ir.Body) -> ir.Body:
         new = change(b[0], lambda: _order(b)) if len(b) > 1 else None
         return b if new is None else new  # type: ignore[return-value]
 
-    def nested(n: Node) -> Node | Body:
+    def nested(n: ir.Node) -> ir.Node | ir.Body:
         done = node(n)
-        if not isinstance(done, (For, Let)):
+        if not isinstance(done, (ir.For, ir.Let)):
             return done
         inner = block(done.body)
         return done if inner is done.body else replace(done, body=inner)
 
-    return block(rewrite(body, nested))
+    return block(ir.rewrite(body, nested))
 
 
-def _order(b: Body) -> Variants:
+def _order(b: ir.Body) -> Variants:
     """Swap two neighbours, one of which needs the other."""
     for k, (x, y) in enumerate(pairwise(b)):
         if _depend(x, y):
             yield f"{_name(x)} and {_name(y)} in the other order", (*b[:k], y, x, *b[k + 2 :])
 
 
-def _depend(x: Node, y: Node) -> bool:
+def _depend(x: ir.Node, y: ir.Node) -> bool:
     """Whether two nodes access one register or buffer, and one of them writes it."""
     if (kinds := _accumulates(x)) and kinds == _accumulates(y):  # sums of the same kind in any order
         return False
@@ -151,45 +126,47 @@ def _depend(x: Node, y: Node) -> bool:
     return bool(written & (later | changed) or read & changed)
 
 
-def _accumulates(n: Node) -> set[str]:
+def _accumulates(n: ir.Node) -> set[str]:
     """Return the reductions of a node that only accumulates into registers, else an empty set."""
-    nodes = [x for x in walk((n,)) if not isinstance(x, (For, If, Let))]
-    kinds = {x.reduce if isinstance(x, Set) else None for x in nodes}
+    nodes = [x for x in ir.walk((n,)) if not isinstance(x, (ir.For, ir.If, ir.Let))]
+    kinds = {x.reduce if isinstance(x, ir.Set) else None for x in nodes}
     return set() if None in kinds else {k for k in kinds if k}
 
 
-def _accesses(n: Node) -> tuple[set[str], set[str]]:
+def _accesses(n: ir.Node) -> tuple[set[str], set[str]]:
     """Return the names of the registers and buffers that a node reads, and those that it writes."""
     read, written = set[str](), set[str]()
-    for x in walk((n,)):
-        if isinstance(x, Call) and not x.function.startswith(HINTS):
-            names = {a.buffer for a in x.args if isinstance(a, (Pointer, Tile))}
+    for x in ir.walk((n,)):
+        if isinstance(x, ir.Call) and not x.function.startswith(HINTS):
+            names = {a.buffer for a in x.args if isinstance(a, (ir.Pointer, ir.Tile))}
             read |= names
             written |= names
-        if isinstance(x, (Store, Def, Set)):
-            name = x.buffer if isinstance(x, Store) else x.reg
+        if isinstance(x, (ir.Store, ir.Def, ir.Set)):
+            name = x.buffer if isinstance(x, ir.Store) else x.reg
             written.add(name)
-            read |= {name} if isinstance(x, (Store, Set)) and x.reduce else set()
-            parts = list(walk_value(x.value))
-            read |= {v.name for v in parts if isinstance(v, Reg)}
-            read |= {v.buffer for v in parts if isinstance(v, (FlatLoad, Tile))}
+            read |= {name} if isinstance(x, (ir.Store, ir.Set)) and x.reduce else set()
+            parts = list(ir.walk_value(x.value))
+            read |= {v.name for v in parts if isinstance(v, ir.Reg)}
+            read |= {v.buffer for v in parts if isinstance(v, (ir.FlatLoad, ir.Tile))}
     return read, written
 
 
-def _name(n: Node) -> str:
-    text = {For: "var", Let: "var", Store: "buffer", Def: "reg", Set: "reg", Call: "function"}.get(type(n), "")
+def _name(n: ir.Node) -> str:
+    text = {ir.For: "var", ir.Let: "var", ir.Store: "buffer", ir.Def: "reg", ir.Set: "reg", ir.Call: "function"}.get(
+        type(n), ""
+    )
     return f"{type(n).__name__} {getattr(n, text) if text else ''}".strip()
 
 
-def _of_node(n: Node) -> Variants:
+def _of_node(n: ir.Node) -> Variants:
     name = _name(n)
-    if isinstance(n, For):
+    if isinstance(n, ir.For):
         yield f"{name} ends one later", replace(n, hi=n.hi + 1)
         yield f"{name} ends one earlier", replace(n, hi=n.hi - 1)
         yield f"{name} begins one later", replace(n, lo=n.lo + 1)
-    elif isinstance(n, Let) and n.var != STREAM:
+    elif isinstance(n, ir.Let) and n.var != STREAM:
         yield f"{name} is one more", replace(n, value=n.value + 1)
-    elif isinstance(n, If) and not _hints((*n.then, *n.orelse)):
+    elif isinstance(n, ir.If) and not _hints((*n.then, *n.orelse)):
         yield f"{_condition(n)} is taken the other way", replace(n, then=n.orelse, orelse=n.then)
         if all(map(_of_tail, n.cond)):  # without work to do, masks leave out all lanes
             return
@@ -197,39 +174,39 @@ def _of_node(n: Node) -> Variants:
         for k, c in enumerate(n.cond):
             other = replace(c, relation=NEIGHBOURS[c.relation])
             yield f"{c.left} {other.relation} {c.right}", replace(n, cond=(*n.cond[:k], other, *n.cond[k + 1 :]))
-    elif isinstance(n, Switch):
+    elif isinstance(n, ir.Switch):
         for k in range(len(n.cases) - 1):
             (a, x), (b, y) = n.cases[k : k + 2]
             yield (
                 f"cases {a} and {b} are exchanged",
                 replace(n, cases=(*n.cases[:k], (a, y), (b, x), *n.cases[k + 2 :])),
             )
-    elif isinstance(n, Store):
+    elif isinstance(n, ir.Store):
         yield from _of_store(n, name)
-    elif isinstance(n, Set):
+    elif isinstance(n, ir.Set):
         yield f"{name} is missing", ()
         if n.reduce:
             yield f"{name} replaces", replace(n, reduce=None)
             yield f"{name} combines by {OTHER_REDUCTION[n.reduce]}", replace(n, reduce=OTHER_REDUCTION[n.reduce])
-    elif isinstance(n, Call) and not n.function.startswith(HINTS):
+    elif isinstance(n, ir.Call) and not n.function.startswith(HINTS):
         yield f"{name} is missing", ()
 
 
-def _of_tail(c: Compare) -> bool:
+def _of_tail(c: ir.Compare) -> bool:
     """Whether a condition asks if a whole number of vectors leaves a rest."""
     return c.relation == ">" and any(f"({c.left} // " in str(i) for i in (c.right,))
 
 
-def _hints(body: Body) -> bool:
+def _hints(body: ir.Body) -> bool:
     """Whether a body has no effect on results."""
-    return all(isinstance(n, Call) and n.function.startswith(HINTS) for n in body)
+    return all(isinstance(n, ir.Call) and n.function.startswith(HINTS) for n in body)
 
 
-def _condition(n: If) -> str:
+def _condition(n: ir.If) -> str:
     return " and ".join(f"{c.left} {c.relation} {c.right}" for c in n.cond)
 
 
-def _of_store(n: Store, name: str) -> Variants:
+def _of_store(n: ir.Store, name: str) -> Variants:
     yield f"{name} is missing", ()
     yield f"{name} stores one further", replace(n, address=n.address + 1)
     if n.reduce:
@@ -242,7 +219,7 @@ def _of_store(n: Store, name: str) -> Variants:
 
 
 def _of_value(v: Value) -> Variants:
-    if isinstance(v, FlatLoad):
+    if isinstance(v, ir.FlatLoad):
         yield f"{v.buffer} is read one further", replace(v, address=v.address + 1)
         yield f"{v.buffer} is read one before", replace(v, address=v.address - 1)
         if v.mask is not None:
@@ -252,9 +229,9 @@ def _of_value(v: Value) -> Variants:
             yield f"{v.buffer} is read unguarded", replace(v, guard=None)
         if v.lanes > 1:
             yield f"{v.buffer} is read one apart", replace(v, stride=v.stride + 1)
-    elif isinstance(v, Pointer):
+    elif isinstance(v, ir.Pointer):
         yield f"the pointer to {v.buffer} is one further", replace(v, address=v.address + 1)
-    elif isinstance(v, Tile):
+    elif isinstance(v, ir.Tile):
         yield f"the tile {v.buffer} is met a row below", replace(v, row=v.row + 1)
         yield f"the tile {v.buffer} is met a chunk to the right", replace(v, column=v.column + v.chunk)
     elif isinstance(v, Op):
@@ -267,20 +244,20 @@ def _of_value(v: Value) -> Variants:
             yield f"{v.value} is {new}", replace(v, value=new)
     elif isinstance(v, FromIndex):
         yield f"{v.index} is one more", replace(v, index=v.index + 1)
-    elif isinstance(v, Blend):
+    elif isinstance(v, ir.Blend):
         yield "a lane more is new", replace(v, count=v.count + 1)
         yield "new and old are exchanged", replace(v, new=v.old, old=v.new)
-    elif isinstance(v, Between):
+    elif isinstance(v, ir.Between):
         yield "lanes begin one later", replace(v, low=v.low + 1)
         yield "lanes end one later", replace(v, high=v.high + 1)
-    elif isinstance(v, Ramp):
+    elif isinstance(v, ir.Ramp):
         yield "a ramp begins one higher", replace(v, start=v.start + 1)
-    elif isinstance(v, Horizontal):
+    elif isinstance(v, ir.Horizontal):
         yield (
             f"lanes are combined by {OTHER_REDUCTION[v.reduction]}",
             replace(v, reduction=OTHER_REDUCTION[v.reduction]),
         )
-    elif isinstance(v, Apply) and v.function != "vkeep_f32" and v.args:
+    elif isinstance(v, ir.Apply) and v.function != "vkeep_f32" and v.args:
         yield f"{v.function} is left out", v.args[0]
 
 

@@ -7,18 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from polydyn.codegen.ir import (
-    Apply,
-    Between,
-    Blend,
-    Broadcast,
-    FlatLoad,
-    Horizontal,
-    Ramp,
-    Reg,
-    Undefined,
-    lanes_of,
-)
+from polydyn.codegen import ir
 from polydyn.graph.dtypes import numpy_dtype
 from polydyn.schedules.expr import OPS, REDUCTIONS, WIDENED, Const, FromIndex, Op, Value
 from polydyn.testing.loops.indices import Env, Indices, Run
@@ -31,7 +20,7 @@ class Values:
     """Compiles values. ``load`` compiles reads of memory, ``apply`` calls of leaf functions."""
 
     def __init__(
-        self, indices: Indices, load: Callable[[FlatLoad], Run], apply: Callable[[Apply, list[Run]], Run]
+        self, indices: Indices, load: Callable[[ir.FlatLoad], Run], apply: Callable[[ir.Apply, list[Run]], Run]
     ) -> None:
         self.indices, self.load, self.apply = indices, load, apply
 
@@ -41,49 +30,49 @@ class Values:
         if isinstance(v, Const):
             constant = np.asarray(v.value).astype(kind)[()]
             return lambda e: constant
-        if isinstance(v, Reg):
+        if isinstance(v, ir.Reg):
             name = v.name
             return lambda e: e[name]
-        if isinstance(v, FlatLoad):
+        if isinstance(v, ir.FlatLoad):
             return self.load(v)
         if isinstance(v, FromIndex):
             index = self.indices.compile(v.index)
             return lambda e: np.asarray(index(e)).astype(kind)[()]
-        if isinstance(v, Undefined):
+        if isinstance(v, ir.Undefined):
             poison = poisoned((), WIDENED.get(v.dtype, v.dtype))[()]
             return lambda e: poison
         if isinstance(v, Op):
             return self._op(v, kind)
-        if isinstance(v, Apply):
+        if isinstance(v, ir.Apply):
             return self.apply(v, [self.compile(a) for a in v.args])
         return self._lanes(v, kind)
 
     def _lanes(self, v: Value, kind: np.dtype[Any]) -> Run:
-        if isinstance(v, Broadcast):
+        if isinstance(v, ir.Broadcast):
             inner, lanes = self.compile(v.value), v.lanes
             return lambda e: fit(inner(e), lanes)
-        if isinstance(v, Horizontal):
+        if isinstance(v, ir.Horizontal):
             inner, combine = self.compile(v.value), REDUCE[v.reduction]
             return lambda e: _combined(combine, inner(e))
-        if isinstance(v, Blend):
+        if isinstance(v, ir.Blend):
             new, old, count, lanes = (
                 self.compile(v.new),
                 self.compile(v.old),
                 self.indices.compile(v.count),
-                lanes_of(v),
+                ir.lanes_of(v),
             )
             lane = np.arange(lanes)
             return lambda e: np.where(lane < count(e), fit(new(e), lanes), fit(old(e), lanes))
-        if isinstance(v, Ramp):
+        if isinstance(v, ir.Ramp):
             start, step, lane = self.indices.compile(v.start), self.indices.compile(v.step), np.arange(v.lanes)
             return lambda e: (start(e) + step(e) * lane).astype(kind)
-        if isinstance(v, Between):
+        if isinstance(v, ir.Between):
             low, high, lane = self.indices.compile(v.low), self.indices.compile(v.high), np.arange(v.lanes)
             return lambda e: (lane >= low(e)) & (lane < high(e))
         raise Broken(f"a value without meaning: {v!r}")
 
     def _op(self, v: Op, kind: np.dtype[Any]) -> Run:
-        lanes, args = lanes_of(v), [self.compile(a) for a in v.args]
+        lanes, args = ir.lanes_of(v), [self.compile(a) for a in v.args]
         if v.name in ("where", "select"):
             return self._choice(args, lanes, kind)
         if v.name in ("and", "or") and lanes == 1:

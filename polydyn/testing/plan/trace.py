@@ -11,24 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from polydyn.codegen.ir import (
-    Alloc,
-    Body,
-    Call,
-    Def,
-    FlatLoad,
-    For,
-    If,
-    Inst,
-    Let,
-    Mark,
-    Node,
-    Outline,
-    Set,
-    Store,
-    Switch,
-    subvalues,
-)
+from polydyn.codegen import ir
 from polydyn.schedules.expr import ITEMSIZE, OPS, Array, Const, FromIndex, Op, Value
 from polydyn.schedules.index import Index
 from polydyn.testing.plan.arithmetic import RELATIONS, Fetch, Integers, value_of
@@ -68,7 +51,7 @@ class Trace:
         self.scratch = self._held = 0
         self._fetch = fetch
 
-    def run(self, body: Body, env: Env, n: int, sure: bool = True) -> None:
+    def run(self, body: ir.Body, env: Env, n: int, sure: bool = True) -> None:
         """Trace ``n`` instances. Values of ``env`` are numbers or arrays of n. ``sure``: they certainly run."""
         self.instances += n
         if self.instances > ALL:
@@ -83,40 +66,40 @@ class Trace:
 
     # -- nodes -------------------------------------------------------------------------------------------------------
 
-    def _node(self, x: Node, env: Env, n: int, sure: bool) -> None:
-        if isinstance(x, For):
+    def _node(self, x: ir.Node, env: Env, n: int, sure: bool) -> None:
+        if isinstance(x, ir.For):
             self._loop(x, env, n, sure)
-        elif isinstance(x, Let):
+        elif isinstance(x, ir.Let):
             self.run(x.body, {**env, x.var: self._index(x.value, env)}, n, sure)
-        elif isinstance(x, If):
+        elif isinstance(x, ir.If):
             keep = np.ones(n, bool)
             for c in x.cond:
                 keep = keep & RELATIONS[c.relation](self._index(c.left, env), self._index(c.right, env))
             for body, mask in ((x.then, keep), (x.orelse, ~keep)):
                 self.run(body, _some(env, mask), int(mask.sum()), sure)
-        elif isinstance(x, Switch):
+        elif isinstance(x, ir.Switch):
             self._switch(x, env, n, sure)
-        elif isinstance(x, Alloc):
+        elif isinstance(x, ir.Alloc):
             self._alloc(x, env, n, sure)
-        elif isinstance(x, (Mark, Outline)):
+        elif isinstance(x, (ir.Mark, ir.Outline)):
             self.run(x.body, env, n, sure)
-        elif isinstance(x, Store):
+        elif isinstance(x, ir.Store):
             self._value(x.value, env, n, sure)
             if x.reduce:
                 self._touch("reads" if sure else "may read", x, env, n, ITEMSIZE[self._type(x.buffer)])
             self._touch("writes" if sure else "may write", x, env, n, ITEMSIZE[self._type(x.buffer)])
-        elif isinstance(x, (Def, Set)):
+        elif isinstance(x, (ir.Def, ir.Set)):
             self._value(x.value, env, n, sure)
-        elif isinstance(x, Call):
+        elif isinstance(x, ir.Call):
             loops = as_loops(x, self.types, self.width)
             if loops is None:
                 raise UnknownLeaf(x.function)
             self.run(loops, env, n, sure)
         else:
-            assert isinstance(x, Inst)
+            assert isinstance(x, ir.Inst)
             raise Untraced("a statement that is not lowered")
 
-    def _loop(self, x: For, env: Env, n: int, sure: bool) -> None:
+    def _loop(self, x: ir.For, env: Env, n: int, sure: bool) -> None:
         low, high = (np.broadcast_to(self._index(i, env), (n,)) for i in (x.lo, x.hi))
         counts, first = np.maximum(high - low, 0), 0
         while first < n:  # as many of the instances around it as give no more than MOST inside
@@ -129,14 +112,14 @@ class Trace:
             self.run(x.body, {**inner, x.var: low[at] + inside}, len(at), sure)
             first = last
 
-    def _switch(self, x: Switch, env: Env, n: int, sure: bool) -> None:
+    def _switch(self, x: ir.Switch, env: Env, n: int, sure: bool) -> None:
         on, done = np.broadcast_to(self._index(x.on, env), (n,)), np.zeros(n, bool)
         for key, body in x.cases:
             mask = (on <= key) & ~done
             done |= mask
             self.run(body, _some(env, mask), int(mask.sum()), sure)
 
-    def _alloc(self, x: Alloc, env: Env, n: int, sure: bool) -> None:
+    def _alloc(self, x: ir.Alloc, env: Env, n: int, sure: bool) -> None:
         size = int(np.max(self._index(x.size, env)))
         self.types[x.buffer] = x.dtype
         self.rooms[x.buffer] = max(size, self.rooms.get(x.buffer, 0))
@@ -156,7 +139,7 @@ class Trace:
             raise Untraced(f"the dtype of {buffer} is unknown")
         return self.types[buffer]
 
-    def _touch(self, kind: str, x: Store | FlatLoad, env: Env, n: int, item: int) -> None:
+    def _touch(self, kind: str, x: ir.Store | ir.FlatLoad, env: Env, n: int, item: int) -> None:
         """Record an access. ``item``: bytes per lane; addresses are in elements of the buffer."""
         unit, lane = ITEMSIZE[self._type(x.buffer)], np.arange(x.lanes)
         first, stride = (np.broadcast_to(self._index(i, env), (n,))[:, None] for i in (x.address, x.stride))
@@ -170,7 +153,7 @@ class Trace:
         pieces += [pairs + k * self.tasks for k in range(item)]
 
     def _value(self, v: Value, env: Env, n: int, sure: bool) -> None:
-        if isinstance(v, FlatLoad):
+        if isinstance(v, ir.FlatLoad):
             if v.guard is not None:
                 self._value(v.guard, env, n, sure)
             certain = sure and v.guard is None
@@ -184,7 +167,7 @@ class Trace:
                 else:
                     self._value(a, _some(env, mask), int(mask.sum()), sure)
         else:
-            for a in subvalues(v):
+            for a in ir.subvalues(v):
                 self._value(a, env, n, sure)
 
     def _decided(self, v: Value, env: Env, n: int) -> Any:
