@@ -44,7 +44,7 @@ Examples:
   polydyn explain bert.polydyn --shape B=4,L=61 --html page.html
   polydyn tune bert.onnx --records bert.db
 """
-INTERRUPTED = 130
+INTERRUPT_EXIT_CODE = 130
 """Exit code after Ctrl-C, as shells give it."""
 
 
@@ -82,7 +82,7 @@ class Commands(click.Group):
             if ctx.params.get("debug") or not (interrupted or isinstance(e, PolydynError)):
                 raise
             print("interrupted" if interrupted else f"error ({type(e).__name__}): {e}", file=sys.stderr)
-            ctx.exit(INTERRUPTED if interrupted else 1)
+            ctx.exit(INTERRUPT_EXIT_CODE if interrupted else 1)
 
 
 def was_interrupted(error: BaseException | None) -> bool:

@@ -10,7 +10,7 @@ from torch import fx
 from polydyn.errors import PolydynError
 
 E = TypeVar("E", bound=PolydynError)
-OWN = str(Path(__file__).parent)
+BACKEND_FOLDER = str(Path(__file__).parent)
 """The folder whose frames are not the user's."""
 
 
@@ -18,7 +18,7 @@ def user_line(stack_trace: str | None) -> str:
     """Return ``FILE:LINE in FUNCTION: TEXT`` of the innermost frame of a torch trace that is not polydyn's own, or ""
     if there is none."""
     lines = [line.strip() for line in (stack_trace or "").splitlines() if line.strip()]
-    frames = [k for k, line in enumerate(lines) if line.startswith("File ") and OWN not in line]
+    frames = [k for k, line in enumerate(lines) if line.startswith("File ") and BACKEND_FOLDER not in line]
     if not frames:
         return ""
     file, _, rest = lines[frames[-1]].removeprefix('File "').partition('", line ')
