@@ -25,6 +25,7 @@ from polydyn.build.cache import digest
 from polydyn.build.compiler import find_compiler
 from polydyn.build.features import data_cache, machine_features
 from polydyn.errors import BuildError, MissingModelError, ModelError, UnsupportedError
+from polydyn.graph.data_files import data_file, locations
 from polydyn.shapes.sizes import Dims, Sizes, sizes_by_name
 
 if TYPE_CHECKING:
@@ -141,9 +142,11 @@ def external_files(data: bytes, folder: Path) -> dict[str, Path]:
     Bytes that are not an ONNX protobuf have none; the compiler reports them. Raises ModelError, see
     ``external_path``.
     """
-    if b"location" not in data:
-        return {}
-    import onnx  # only models with external data need it
+    names = locations(data)
+    files = {n: path for n in names or () if (path := data_file(folder.resolve(), n)) is not None}
+    if names is not None and len(files) == len(names):
+        return files
+    import onnx  # its import takes half as long as opening a program
 
     from polydyn.graph.importer import external_path
 

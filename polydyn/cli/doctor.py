@@ -13,6 +13,7 @@ from polydyn.build.compiler import find_compiler, required_features
 from polydyn.build.eviction import KINDS, cache_limit, entries
 from polydyn.build.features import architecture, available_cores, machine_features
 from polydyn.errors import PolydynError
+from polydyn.program_key import sources_changed
 
 REQUIRED_PACKAGES = ("numpy", "islpy", "onnx", "click", "rich")
 EXTRAS = {
@@ -83,7 +84,10 @@ def _cache() -> Finding:
         return Finding("cache", str(e), ok=False)
     sizes = [e.bytes for kind in KINDS for e in entries(root, kind)]
     room = f"{sum(sizes) / 1e6:.1f} MB of at most {limit / 1e6:g}"
-    return Finding("cache", f"{root}, {len(sizes)} files, {room} (POLYDYN_CACHE and POLYDYN_CACHE_LIMIT change it)")
+    text = f"{root}, {len(sizes)} files, {room} (POLYDYN_CACHE and POLYDYN_CACHE_LIMIT change it)"
+    if sources_changed():
+        text += "; programs are not stored, because a file of polydyn is dated in the future: set its date (touch)"
+    return Finding("cache", text)
 
 
 def _packages(subject: str, names: tuple[str, ...], needed: bool) -> Finding:

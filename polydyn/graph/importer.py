@@ -19,6 +19,7 @@ from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 
 from polydyn.errors import MissingModelError, ModelError, PolydynError, UnsupportedError
 from polydyn.graph.check import check_names, check_node, check_text
+from polydyn.graph.data_files import data_file
 from polydyn.graph.dtypes import PACKED, numpy_dtype, onnx_dtype, unpacked
 from polydyn.graph.operators.registry import OnnxNode
 from polydyn.schedules.expr import Array
@@ -399,12 +400,8 @@ def external_path(folder: Path, tensor: onnx.TensorProto) -> Path:
     Raises ModelError if it is elsewhere, or not a regular file, because reading a pipe or a device may never end.
     """
     location = next((e.value for e in tensor.external_data if e.key == "location"), "")
-    try:
-        path = (folder / location).resolve()
-        fits = path.is_relative_to(folder) and path.is_file()
-    except (OSError, RuntimeError, ValueError):  # a name that is too long, a loop of links, a NUL
-        fits = False
-    if not fits:
+    path = data_file(folder, location)
+    if path is None:
         raise ModelError(
             f"the data file {location!r} of constant {tensor.name} is not next to the model, or not a regular file",
             tensor=tensor.name, remedy="keep the data files in the folder of the model",

@@ -198,6 +198,8 @@ def test_debug_shows_where_an_error_comes_from() -> None:
 def test_doctor_names_compiler_processor_and_cache(monkeypatch: pytest.MonkeyPatch) -> None:
     text = call("doctor").output
     assert all(part in text for part in ("compiler", "processor", "cache", "numpy", "extra [bench]"))
+    monkeypatch.setattr(polydyn, "IMPORTED_NS", 0)
+    assert "a file of polydyn is dated in the future" in call("doctor").output
     monkeypatch.setenv("CC", "no-such-compiler")
     broken = call("doctor")
     assert broken.exit_code == 1 and "--  compiler: no C compiler found" in broken.output

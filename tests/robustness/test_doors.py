@@ -18,6 +18,7 @@ import pytest
 
 import polydyn
 from polydyn.errors import ArtifactError, InputError, ModelError
+from polydyn.graph.data_files import locations
 from polydyn.program_key import external_files, model_digest
 from polydyn.runtime import artifact
 from tests.support.tiny import model, node
@@ -79,6 +80,11 @@ def test_data_of_functions_and_behind_links_count_in_the_key(tmp_path: Path) -> 
         keys.add(model_digest(path))
     assert len(keys) == 2
     assert external_files(path.read_bytes(), path.parent) == {"w.bin": path.parent.resolve() / "w.bin"}
+    assert locations(path.read_bytes()) == ["w.bin"]
+    proto = onnx.load(str(path), load_external_data=False)
+    proto.doc_string = "its location"  # only a parser knows that this is no data file
+    assert locations(proto.SerializeToString()) is None
+    assert external_files(proto.SerializeToString(), path.parent).keys() == {"w.bin"}
 
 
 # -- saved programs --------------------------------------------------------------------------------------------------
