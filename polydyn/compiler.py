@@ -19,7 +19,7 @@ from polydyn.backends.launches import distinct_kernels, host_plan
 from polydyn.build.compiler import why_elsewhere
 from polydyn.clock import IMPORT, measuring, section
 from polydyn.codegen.pipeline import Loops, loops_kept
-from polydyn.debug import Stage, Verify, stages, verifying
+from polydyn.debug import Stage, Verify, needing_sources, stages, verifying
 from polydyn.errors import FallbackWarning, PolydynError, UnsupportedError, planning
 from polydyn.fusion.plan import FusionPlan
 from polydyn.fusion.show import show_plan
@@ -253,7 +253,8 @@ def _prepare(
         inside = {n: a for n, (a, _) in made_inside.items()}
         whole = assemble_parts(parts, [a for a, _ in made], inside, sizes_by_name(dims), backend.name)
         if verifying(Verify.PLANS) and not backend.on_device:
-            from polydyn.testing.plan.live import verify_frame  # only needed here
+            with needing_sources():
+                from polydyn.testing.plan.live import verify_frame  # only needed here
 
             stage("interpreted between parts", verify_frame(parts, whole))
         return whole, sum(n for _, n in (*made, *made_inside.values()))
@@ -290,7 +291,8 @@ def _plan(
         plan = host_plan(replace(rewritten, outputs=graph.outputs), kernels, backend)
     plan = stage("host plan", plan, show_host_plan)
     if verifying(Verify.PLANS):
-        from polydyn.testing.plan.live import verify_by_running  # only needed here
+        with needing_sources():
+            from polydyn.testing.plan.live import verify_by_running  # only needed here
 
         stage("interpreted", verify_by_running(graph, rewritten, builder, kernels, plan, backend, loops))
     return plan
@@ -324,7 +326,8 @@ def _decided_again() -> AbstractContextManager[object]:
     """Recheck the decisions about sizes on exit if ``POLYDYN_VERIFY`` requests it."""
     if not verifying(Verify.PLANS):
         return nullcontext()
-    from polydyn.testing.foreign.arithmetic import checked  # only needed here
+    with needing_sources():
+        from polydyn.testing.foreign.arithmetic import checked  # only needed here
 
     return checked()
 

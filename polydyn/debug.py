@@ -186,6 +186,20 @@ def verifying(level: Verify = Verify.PASSES) -> bool:
     return _number("POLYDYN_VERIFY", max(Verify)) >= level
 
 
+@contextmanager
+def needing_sources() -> Iterator[None]:
+    """Turn the lack of ``polydyn.testing``, which wheels do not have, into a DebugError."""
+    try:
+        yield
+    except ModuleNotFoundError as e:
+        if not (e.name or "").startswith("polydyn.testing"):
+            raise
+        raise DebugError(
+            "POLYDYN_VERIFY=2 runs polydyn's test tools, which are not installed", rule="polydyn.testing",
+            remedy="use a checkout of polydyn's sources (pip install -e .), or POLYDYN_VERIFY=1",
+        ) from None  # fmt: skip
+
+
 def is_observed() -> bool:
     """Return whether the environment requests output or checks of compilations, so that a stored program does not do.
     Raises DebugError for an invalid variable.

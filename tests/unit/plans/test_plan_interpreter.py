@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 import numpy as np
 import onnx
 import pytest
@@ -9,6 +11,7 @@ import pytest
 import polydyn.lowering.aliases as aliases
 import polydyn.program.parallel_launches as waves
 from polydyn.compiler import Options, plan_program
+from polydyn.debug import DebugError
 from polydyn.errors import PolydynError
 from polydyn.fusion.plan import FusionPlan
 from polydyn.lowering.place import PlacedGroup
@@ -119,6 +122,16 @@ def test_a_compilation_that_verifies_names_the_fault(monkeypatch: pytest.MonkeyP
     plan_as_once(monkeypatch)
     with pytest.raises(PolydynError, match=r"nest r\n  tensor: y|launch 'nest r', tensor 'y': overwrites"):
         plan_program(channels_turned())  # whichever check comes first
+
+
+def test_verifying_needs_the_sources(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A wheel has no ``polydyn.testing``."""
+    for name in [n for n in sys.modules if n.startswith("polydyn.testing")]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "polydyn.testing", None)
+    monkeypatch.setenv("POLYDYN_VERIFY", "2")
+    with pytest.raises(DebugError, match="use a checkout of polydyn's sources"):
+        plan_program(channels_turned())
 
 
 def tiles() -> onnx.ModelProto:
