@@ -50,7 +50,8 @@ def explain_page(
     if m["notes"]:
         parts.append(f"<h2>Notes</h2><ul>{''.join(f'<li>{_text(n)}' for n in m['notes'])}</ul>")
     parts.append(f"<h2>Sources</h2>{_sources(program.sources)}")
-    head = f"<!doctype html><html lang=en><meta charset=utf-8><title>{_text(title)}</title><style>{STYLE}</style>"
+    meta = "<meta charset=utf-8><meta name=viewport content='width=device-width'>"
+    head = f"<!doctype html><html lang=en>{meta}<title>{_text(title)}</title><style>{STYLE}</style>"
     return f"{head}{''.join(parts)}</html>\n"
 
 

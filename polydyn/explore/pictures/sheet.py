@@ -65,7 +65,8 @@ class Picture:
         p = Path(path)
         if p.suffix not in (".svg", ".html"):
             raise InputError(f"{p.name} is not a picture file", rule="Picture.save", remedy="end it in .svg or .html")
-        page = f"<!doctype html><meta charset=utf-8><title>{escape(safe(self.title))}</title>{self._repr_html_()}\n"
+        meta = "<meta charset=utf-8><meta name=viewport content='width=device-width'>"
+        page = f"<!doctype html>{meta}<title>{escape(safe(self.title))}</title>{self._repr_html_()}\n"
         with writable(p):
             write_atomically(p, (page if p.suffix == ".html" else self.svg + "\n").encode())
 
