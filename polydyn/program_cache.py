@@ -8,28 +8,18 @@ from __future__ import annotations
 
 import contextlib
 import os
-import warnings
-from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from polydyn.backends.options import Options
-from polydyn.build.cache import cache_dir, cache_root
-from polydyn.build.eviction import cache_limit, grown, touch
 from polydyn.clock import measuring, section, timed
 from polydyn.debug import is_observed
 from polydyn.errors import (
-    ArtifactError,
-    BuildError,
-    FallbackWarning,
     InputError,
     PolydynError,
     needing_packages,
 )
-from polydyn.onnx_runtime import RUNS
 from polydyn.program_key import Arguments, program_key, sources_changed
-from polydyn.runtime.artifact import read_artifact
-from polydyn.runtime.opening import open_program
+from polydyn.program_store import store_program, stored_program
 from polydyn.runtime.program import Program, check_threads
 
 if TYPE_CHECKING:
@@ -37,12 +27,10 @@ if TYPE_CHECKING:
     from polydyn.graph.importer import ModelLike
     from polydyn.shapes.sizes import Dims
 
-__all__ = ["Arguments", "cached_program", "compile", "stored_program"]
+__all__ = ["Arguments", "cached_program", "compile"]
 
 STARTS = ("full", "quick")
 """Values of ``start``."""
-KIND = "programs"
-"""The folder of the cache."""
 UNKEYED = (PolydynError, TypeError, ValueError, AttributeError)
 """Errors of ``program_key`` for a wrong model or argument, which the compiler reports; and ValueError for an
 ``onnx.ModelProto`` of more than 2 GB, which has no serialized form.
@@ -108,25 +96,9 @@ def cached_program(
         if program is None:
             program = _compile(model, arguments, threads)
             if key and key == _key(model, arguments):  # the model's file did not change meanwhile
-                _store(program, key)
+                store_program(program, key)
     program.timing = clock.timing()
     return program
-
-
-@timed("opening a stored program")
-def stored_program(key: str, *, threads: int | None = None) -> Program | None:
-    """Return the program of a key; None if the cache does not have it, or its file is damaged."""
-    path = _path(key)
-    if not touch(path):
-        return None
-    try:
-        artifact = replace(read_artifact(path), file=None)  # files of the cache are never overwritten
-    except ArtifactError:  # damaged, or evicted just now
-        return None
-    for note in artifact.manifest["notes"]:
-        if f") {RUNS}: " in note:
-            warnings.warn(note, FallbackWarning, stacklevel=4)
-    return open_program(artifact, threads=threads)
 
 
 def check_start(start: str) -> str:
@@ -160,17 +132,3 @@ def _key(model: ModelLike, arguments: Arguments) -> str:
     with contextlib.suppress(*UNKEYED):
         return program_key(model, arguments)
     return ""
-
-
-def _path(key: str) -> Path:
-    return cache_root() / KIND / f"{key}.polydyn"
-
-
-@timed("storing the program")
-def _store(program: Program, key: str) -> None:
-    """Store a program, unless it would fill half of the cache or the cache cannot be written."""
-    with contextlib.suppress(ArtifactError, BuildError, OSError):
-        if program.weight_bytes <= cache_limit() // 2:
-            path = cache_dir(KIND) / f"{key}.polydyn"
-            program.save(path, with_threads=False)
-            grown(path.parent.parent, path.stat().st_size)

@@ -13,7 +13,6 @@ import json
 import logging
 import os
 import shutil
-import signal
 import subprocess
 import sys
 import tempfile
@@ -31,6 +30,7 @@ from polydyn.build.compiler import TARGETS, why_elsewhere
 from polydyn.errors import InputError, PolydynError, UnsupportedError
 from polydyn.onnx_runtime import ort_session
 from polydyn.program_key import Arguments, registrations
+from polydyn.program_store import stored_program
 from polydyn.runtime.artifact import read_artifact
 from polydyn.runtime.opening import open_program
 from polydyn.runtime.program import Array, Program, check_threads, numpy_dtype
@@ -41,12 +41,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("polydyn.start")
 
-NICENESS = 5
-"""Niceness of the compiling process: calls of the stand-in come first."""
 POLL_SECONDS = 0.1
 """Minimum seconds between two looks for the program in a process that was forked."""
-INTERRUPTS, INTERRUPT_SECONDS = 3, 2.0
-"""How often the compiling process is interrupted before it is ended, and the seconds between."""
 DTYPES = {"float": "float32", "double": "float64"}
 """Element types of ONNX Runtime with another name."""
 
@@ -208,8 +204,6 @@ class QuickProgram(Program):
             self._stand_in = None
         if not self._key or (now := time.monotonic()) - self._looked < POLL_SECONDS:
             return None
-        from polydyn.program_cache import stored_program
-
         self._looked = now
         program = stored_program(self._key, threads=self.threads)
         if program is not None:
@@ -252,7 +246,7 @@ class _Compiling:
     ) -> None:
         self._folder = tempfile.mkdtemp(prefix="polydyn-start-")
         self.program = Path(self._folder, "program.polydyn")
-        text = f"import sys; sys.path[:] = {sys.path!r}; from polydyn.quick_start import child; child(sys.stdin.buffer)"
+        text = f"import sys; sys.path[:] = {sys.path!r}; from polydyn.quick_child import child; child(sys.stdin.buffer)"
         self._process = subprocess.Popen(
             [sys.executable, "-c", text], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, start_new_session=True
         )
@@ -309,38 +303,6 @@ def _take_over(quick: weakref.ref[QuickProgram], process: _Compiling) -> None:
     process.close()
 
 
-def child(pipe: IO[bytes]) -> None:
-    """Compile the requested model in this process. It is interrupted when the other end of the pipe is closed."""
-    line = pipe.readline()
-    if not line:  # the other process has ended
-        return
-    request = json.loads(line)
-    path = Path(request["program"])
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # it may be ignored in the other process
-    threading.Thread(target=_end_with, args=(pipe.fileno(), path.parent), daemon=True).start()
-    os.nice(NICENESS)
-    try:
-        from polydyn.program_cache import compile as compile_cached  # the compiler loads here
-
-        arguments = vars(Arguments.from_json(request["arguments"]))
-        program = compile_cached(request["model"], threads=request["threads"], cache=request["cache"], **arguments)
-        program.save(path, with_threads=False)
-    except PolydynError as e:
-        path.with_name("error.txt").write_text(f"{type(e).__name__}: {e}")
-    except KeyboardInterrupt:
-        shutil.rmtree(path.parent, ignore_errors=True)
-
-
-def _end_with(pipe: int, folder: Path) -> None:
-    """Interrupt this process when the other end of the pipe is closed, so that it stops its compilers; then end it."""
-    os.read(pipe, 1)  # not a buffered read, whose lock would stop the end of this process
-    for _ in range(INTERRUPTS):  # libraries may swallow one
-        os.kill(os.getpid(), signal.SIGINT)
-        time.sleep(INTERRUPT_SECONDS)
-    shutil.rmtree(folder, ignore_errors=True)
-    os._exit(1)
-
-
 def _copy(results: Mapping[str, Any], out: Mapping[str, Array]) -> None:
     """Copy results into the caller's arrays. ValueError: one does not fit."""
     for name, array in out.items():
@@ -367,4 +329,3 @@ def _bytes(model: Any) -> bytes:
             "the model has more than 2 GB", rule="start", remedy="save it to a file and give its path"
         ) from e
     return data
-

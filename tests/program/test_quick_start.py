@@ -24,6 +24,7 @@ from polydyn.build.cache import cache_dir
 from polydyn.errors import InputError, ModelError, PolydynError, UnsupportedError
 from polydyn.program_cache import compile as compile_cached
 from polydyn.program_key import Arguments, program_key
+from polydyn.program_store import store_program
 from polydyn.quick_start import Evaluator, OnnxRuntime, QuickProgram, _Compiling
 from polydyn.runtime.program import Program
 from tests.support.tiny import model, node
@@ -138,7 +139,7 @@ def test_without_a_process_nothing_is_lost(
 
 def test_a_forked_process_takes_the_stored_program(held: threading.Event, compiled: Program) -> None:
     program = quick(square())
-    program_cache._store(compiled, program._key)
+    store_program(compiled, program._key)
 
     def check() -> None:
         same = np.array_equal(program.run({"x": X})["y"], compiled.run({"x": X})["y"])
@@ -151,7 +152,7 @@ def test_a_forked_process_takes_the_stored_program(held: threading.Event, compil
 
 
 def test_stored_programs_and_wrong_arguments(held: threading.Event, compiled: Program) -> None:
-    program_cache._store(compiled, program_key(square(), Arguments()))
+    store_program(compiled, program_key(square(), Arguments()))
     assert type(compile_cached(square(), start="quick")) is Program
     with pytest.raises(ModelError, match="cannot read missing"):  # no stand-in, so it is compiled at once
         compile_cached("missing.onnx", start="quick")
@@ -182,7 +183,7 @@ def test_a_process_writes_the_program_of_the_model(compiled: Program, monkeypatc
     for name in ("POLYDYN_VERIFY", "POLYDYN_DEBUG", "POLYDYN_DUMP_DIR"):
         monkeypatch.delenv(name, raising=False)
     data = square().SerializeToString(deterministic=True)
-    program_cache._store(compiled, program_key(data, Arguments()))  # the process only has to open it
+    store_program(compiled, program_key(data, Arguments()))  # the process only has to open it
     done, failed = (_Compiling(data, Arguments(), threads, True) for threads in (1, 0))
     assert done.wait() == "" and polydyn.load(done.program).kernel_count == compiled.kernel_count
     assert failed.wait().startswith("InputError: threads is 0")
