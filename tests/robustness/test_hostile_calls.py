@@ -62,7 +62,7 @@ class Failing:
         (3.0, "input 'x' is float64"),
         (np.float32(3), "has 0 axes"),
         (x()[None], "has 3 axes"),
-        (x()[:, :5], "axis 1 is 5, but 6"),
+        (x()[:, :5], "axis 1 is 5, but the model was exported for 6"),
     ],
 )
 def test_inputs_that_do_not_fit_are_refused(program: Program, inputs: Any, message: str) -> None:
