@@ -65,7 +65,7 @@ from polydyn.schedules.tree.warpgroups import COLUMNS, WarpgroupTile, warpgroup_
 V = Index.of
 FETCH_B = "FETCH_B"
 LEAST_TURN_STEPS = 3
-"""Minimum steps of K of tiles in turns: with one or two, ptxas serialises the products (C7520)."""
+"""Minimum K steps of ping-pong tiles: with one or two, ptxas serialises the products (C7520)."""
 """The prefetch of columns to L2."""
 CONSUMER_BARRIER_ID = 1
 """The barrier of the consumers after their last step."""

@@ -1,6 +1,6 @@
 """Kernels of a CPU group from an ordered table (``codegen/alternatives.py``).
 
-The rows are asked from top to bottom, until one serves every size. A launch takes the first row that serves its sizes.
+Rows are tried from top to bottom, until one serves every size. A launch takes the first row that serves its sizes.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Offer:
 def place(table: Sequence[Alternative[T, Offer]], group: T, empty: PlacedGroup) -> PlacedGroup:
     """Return ``empty`` with the kernels of a table's rows, and the reasons of rows that decline.
 
-    The last row that is asked must serve every size.
+    The last row that is tried must serve every size.
     """
     offers: list[Offer] = []
     declined: list[tuple[str, str]] = []
@@ -68,7 +68,7 @@ def place(table: Sequence[Alternative[T, Offer]], group: T, empty: PlacedGroup) 
 
 
 def _with(placed: PlacedGroup, offer: Offer) -> PlacedGroup:
-    """Add the kernel of a row above those of ``placed``."""
+    """Add the kernel of a row to ``placed``. It comes before the kernels of the rows below."""
     assert offer.where is not None, "rows above the last one serve some sizes"
     (kernel,), where = offer.build(), offer.where
     own, other = Leaf(len(placed.kernels)), placed.decision

@@ -83,8 +83,10 @@ def sized_offer(kernel: SizedKernel, key: str, tuner: Tuner | None, build: Calla
 
 @dataclass(frozen=True)
 class ProductForms:
-    """A product whose kernels are chosen. ``name``: of its default kernel. ``groups``: groups of kernels that differ
-    from the product's own, by name; the rows add theirs.
+    """A product whose kernels are chosen.
+
+    ``name``: the name of its default kernel. ``groups``: groups of kernels that differ from the product's own, by name;
+    rows add to it.
     """
 
     form: ContractGroup
@@ -154,7 +156,7 @@ class ProductForms:
         """Offer the window kernel of a convolution if vectors along image rows need fewer operations."""
         group = self.form.window
         if group is None:
-            return Declined("it is no float32 convolution by weights that stay in the cache")
+            return Declined("it is not a float32 convolution whose weights fit the cache")
         schedule = Solver(group).nest()
         axes = window_axes(group, schedule.band, self.target.width, self.target.core.sums)
         if isinstance(axes, Declined):
@@ -222,8 +224,9 @@ PRODUCTS: tuple[Alternative[ProductForms, Offer], ...] = (
 
 @dataclass(frozen=True)
 class NestForms:
-    """A group that is no product, and whose kernels are chosen. ``groups`` and ``sized`` are those of the builder: the
-    rows add groups of their own, and the builders of kernels whose sizes a search may choose.
+    """A group other than a product, whose kernels are chosen.
+
+    ``groups``, ``sized``: tables of the builder (``KernelBuilder``). Rows add to them.
     """
 
     form: LoweredGroup
@@ -259,7 +262,7 @@ class NestForms:
             return self._window
         form = self.form.blocked
         if form is None:
-            return Declined("it is no float32 window between planes of pixels by constant weights")
+            return Declined("it is not a float32 window over planes of pixels with constant weights")
         kernel = TurnedWindowKernel(f"turned_{self.key[:12]}", form.group, form.pixels, self.target)
         cost = kernel.extra_cost
         if cost.constant is not None and cost.constant > 0:
@@ -304,7 +307,7 @@ NESTS: tuple[Alternative[NestForms, Offer], ...] = (
     Alternative("split reduction", NestForms.split),
     Alternative("rows", NestForms.rows),
 )
-"""The kernels of a group that is no product."""
+"""The kernels of a group other than a product."""
 
 
 def window_kernel(name: str, group: Group, axes: Axes, schedule: NestSchedule, target: CpuTarget) -> WindowKernel:

@@ -50,7 +50,7 @@ def match_footprint(
     nodes, roles = merge_pixels(nodes, replace(product_operands, rows=tuple(pixels)))
     footprint = footprint_of(value, [(x, extents[x]) for x in pixels], core.reduction, taps, roles.row)
     if footprint is None or set(pixels) & set(roles.batch):
-        return Declined("the elements of its rows are no box of an image")
+        return Declined("the elements of its rows do not form a box of an image")
     body = nodes[0].body
     assert isinstance(body, Op)
     args = tuple(v if k == product_operands.column else footprint.operand() for k, v in enumerate(body.args))

@@ -44,7 +44,7 @@ from polydyn.schedules.solution.schedule import NestSchedule, attention_groups, 
 from polydyn.schedules.tree.rewrites import permute_reduction
 from polydyn.shapes.context import ShapeContext
 
-NO_PRODUCT = Declined("it is no product")
+NO_PRODUCT = Declined("it is not a product")
 SHARED_BYTES = 48 << 10
 """Bytes of dynamic shared memory per block that every device has."""
 
@@ -270,7 +270,7 @@ def _adds(score: Value) -> bool:
 
 @dataclass(frozen=True)
 class _Nest:
-    """A group that is no product, and whose kernels are chosen."""
+    """A group other than a product, whose kernels are chosen."""
 
     name: str
     group: Group
@@ -327,7 +327,7 @@ NESTS: tuple[Alternative[_Nest, tuple[Kernel, ...]], ...] = (
     Alternative("split reduction", _Nest.split),
     Alternative("rows", _Nest.rows),
 )
-"""The kernels of a group that is no product."""
+"""The kernels of a group other than a product."""
 
 
 def _nest(group: Group, key: str) -> tuple[tuple[Kernel, ...], tuple[tuple[str, str], ...]]:

@@ -57,7 +57,7 @@ def find_device(target: str) -> tuple[Device, bool]:
     return existing(target, driver.device_name, driver.attribute(MULTIPROCESSORS)), True
 
 
-NO_ATTENTION = Declined("it is no attention")
+NO_ATTENTION = Declined("it is not an attention")
 MAX_FAMILY_TILES = 8
 """Maximum number of tiles kept per family: each one is a kernel to compile for both index widths."""
 

@@ -121,7 +121,7 @@ class Rules:
         return max(others, key=lambda m: (len(m), str(m)), default=None)
 
     def of_atoms(self) -> list[tuple[Monomial, Index, str]]:
-        """Return the rules for divisions, minima and maxima: what is replaced, by what, and why."""
+        """Return the rules for divisions, minima and maxima: monomial, replacement, reason."""
         rules = self._monomials.items()
         return [(m, rest, why) for m, (rest, why) in rules if any(isinstance(a, Atom) for a in m)]
 

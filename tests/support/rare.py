@@ -4,8 +4,8 @@
 
 Of a test with several cases the fastest are kept: as many as run in ``BUDGET_SECONDS``, at least one, and all that take
 less than ``SHORT_SECONDS``. Then no case is kept that takes longer than ``LONGEST_SECONDS``, less in folders of
-``FOLDER_SECONDS``, except ``ESSENTIAL`` and the fastest case of a file. `make test-long` runs the others, `make
-test-cuda` all those of CUDA: a change of their kernels or of the emulator needs them.
+``FOLDER_SECONDS``, except ``ESSENTIAL`` and the fastest case of a file. `make test-long` runs the others. `make
+test-cuda` runs every test of CUDA, which a change of its kernels or of the emulator needs.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ ESSENTIAL = frozenset({
     "tests/unit/onnx/test_operators_spatial.py::test_a_share_of_the_onnx_node_tests",
     "tests/unit/plans/test_planted_mistakes.py::test_mistakes_are_seen",
 })
-"""Slow cases of which each is the only one of its kind."""
+"""Slow cases without a faster one of the same kind."""
 TABLE = Path(__file__).parents[1] / "rare_cases.txt"
 
 
