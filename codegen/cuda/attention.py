@@ -37,7 +37,7 @@ from polydyn.codegen.cuda.softmax import STATISTICS, UNMASKED_TILE, OnlineRows
 from polydyn.codegen.cuda.sums import Sums, lane_points
 from polydyn.codegen.cuda.tile import CudaTile
 from polydyn.codegen.cuda.turns import MORE, VOTES, two_pass_loop, vote
-from polydyn.codegen.cuda.warpgroup_attention import warpgroup_attention
+from polydyn.codegen.cuda.warpgroup_attention import tensor_maps, warpgroup_attention
 from polydyn.codegen.cuda.work import WARP, product_work, with_epilogues
 from polydyn.codegen.family import Family, Rule, Variant, build, keep
 from polydyn.codegen.indices import substitute
@@ -160,8 +160,9 @@ class CudaAttentionKernel:
         """Return the versions for warpgroups."""
         if self.arch != "sm_90a":
             return Declined(f"the target is {self.arch}, not sm_90a")
-        made = self.kept.versions(self.family) if self.kept else warpgroup_attention(self)
-        return tuple(made) or Declined("TMA does not reach an operand, or its layout does not suit wgmma")
+        if isinstance(maps := tensor_maps(self), Declined):
+            return maps
+        return tuple(self.kept.versions(self.family) if self.kept else warpgroup_attention(self))
 
     def tiles(self) -> tuple[Kernel, ...]:
         """Return one version per access width, widest first.

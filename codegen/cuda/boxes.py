@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from polydyn.codegen.ir import Apply, Call, Compare, Parameter, Pointer
 from polydyn.codegen.kernel import TensorMapOf
 from polydyn.codegen.passes.widen import multiples
+from polydyn.schedules.errors import Declined
 from polydyn.schedules.expr import ITEMSIZE, FromIndex, Load, Value
 from polydyn.schedules.index import ONE, ZERO, Atom, Index, IndexLike
 from polydyn.schedules.model import Group
@@ -103,14 +104,14 @@ class TensorOperand:
         return tuple(FromIndex("int32", i) for i in at)
 
 
-def tensor_operand(group: Group, v: Value, mn: str, k: str, batch: Mapping[str, Index]) -> TensorOperand | None:
-    """Return the tensor map operand of a load, or None if its address is not linear with aligned pitches.
+def tensor_operand(group: Group, v: Value, mn: str, k: str, batch: Mapping[str, Index]) -> TensorOperand | Declined:
+    """Return the tensor map operand of a load; declined if its address is not linear with aligned pitches.
 
     ``batch``: iterators with their extents. Several values of an iterator may read one element, like heads that read
     the same key: the address then contains quotients of it by a number.
     """
     if not isinstance(v, Load):
-        return None
+        return Declined("it is more than a load")
     dims: dict[str, BatchDim] = {x: BatchDim(V(x), e, ZERO) for x, e in batch.items()}
 
     def quotient(a: Atom) -> Index:
@@ -127,19 +128,19 @@ def tensor_operand(group: Group, v: Value, mn: str, k: str, batch: Mapping[str, 
         strides[x], rest = rest.split(x)
     iterators = {mn, k, *dims}
     if any(i.symbols() & iterators for i in (rest, *strides.values())) or not rest.is_polynomial:
-        return None
+        return Declined("its address is not linear")
     along_k = strides[k] == ONE
     if not along_k and strides[mn] != ONE:
-        return None
+        return Declined("it does not have unit stride along either axis")
     pitch = strides[mn] if along_k else strides[k]
     outer = tuple(BatchDim(d.coordinate, d.extent, strides[x]) for x, d in dims.items() if strides[x] != ZERO)
     if len(outer) > MAX_BATCH_DIMS or any(is_nonnegative(-s) for s in (pitch, *(x.stride for x in outer))):
-        return None
+        return Declined(f"it has more than {MAX_BATCH_DIMS} batch axes, or a stride that is not positive")
     alignment: dict[tuple[Index, int], None] = {}
     for i in (rest, pitch, *(x.stride for x in outer)):
         more = multiples(i, ALIGN // ITEMSIZE[v.dtype], ())
         if more is None:
-            return None
+            return Declined(f"its pitches are not multiples of {ALIGN} bytes")
         alignment |= dict.fromkeys(more)
     return TensorOperand(v.buffer, v.dtype, along_k, rest, pitch, outer, tuple(alignment))
 

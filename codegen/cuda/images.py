@@ -21,6 +21,7 @@ from polydyn.codegen.cuda.boxes import ALIGN, Taps, TensorOperand, tensor_operan
 from polydyn.codegen.ir import Call, Compare, Parameter, Pointer
 from polydyn.codegen.kernel import PixelBoxOf, TensorMapOf
 from polydyn.codegen.passes.widen import multiples
+from polydyn.schedules.errors import Declined
 from polydyn.schedules.expr import (
     ITEMSIZE,
     Const,
@@ -159,8 +160,8 @@ class Im2colOperand:
         return Call(f"pd_tma_pixels_{len(self.sides) + 2}d", (place, Parameter("uint64", name), *numbers, full))
 
 
-def im2col_operand(group: Group, v: Value, roles: Roles, step: int) -> Im2colOperand | None:
-    """Return the im2col operand of a convolution's rows in tiles of ``step`` steps, or None if TMA cannot load it.
+def im2col_operand(group: Group, v: Value, roles: Roles, step: int) -> Im2colOperand | Declined:
+    """Return the im2col operand of a convolution's rows in tiles of ``step`` steps; declined if TMA cannot load it.
 
     Channels are the innermost steps, rows are pixels in order. A tile of steps has one tap: if there are several taps,
     the number of channels is a multiple of ``step``, which becomes a launch requirement if it is unknown.
@@ -168,13 +169,13 @@ def im2col_operand(group: Group, v: Value, roles: Roles, step: int) -> Im2colOpe
     load, read = _load(v), _read(group, v, roles)
     found = read.strides() if read else None
     if load is None or read is None or found is None or found[0][read.steps[0].name] != ONE:
-        return None
+        return Declined("it is not an image with channels last")
     (strides, rest), channel = found, read.steps[0]
     outer = [x for x in read.batch if strides[x] != ZERO]
     pairs, top = _pairs(read, strides, bool(outer))
     sides = tuple(s for pixel, tap in pairs if (s := _side(pixel, tap, read, strides)))
     if len(outer) > 1 or not 1 <= len(sides) <= len(BITS) or len(sides) < len(pairs):
-        return None
+        return Declined("its pixels and taps do not move along the sides of an image")
     offset = rest - sum((s.pitch * s.first for s in sides), ZERO)
     batch, images, between = "", ONE, sides[-1].pitch
     if outer:
@@ -186,22 +187,25 @@ def im2col_operand(group: Group, v: Value, roles: Roles, step: int) -> Im2colOpe
     alignment = _alignment(made, step if read.steps[1:] else 1)
     limits = _limits(made, group, roles, read)
     if alignment is None or limits is None or mistake(made, group, v, roles):
-        return None
+        return Declined("its channels are not aligned to copies and tiles of steps")
     return replace(made, multiples=alignment, conditions=limits)
 
 
-def tapped_operand(group: Group, v: Value, roles: Roles, batch: Mapping[str, Index]) -> TensorOperand | None:
-    """Return the tensor operand of columns that are 0 at the last steps of each tap, or None for others."""
+NO_TAPS = Declined("it has no taps whose last steps are 0")
+
+
+def tapped_operand(group: Group, v: Value, roles: Roles, batch: Mapping[str, Index]) -> TensorOperand | Declined:
+    """Return the tensor operand of columns that are 0 at the last steps of each tap; declined for others."""
     load, read = _load(v), _read(group, v, replace(roles, row=roles.col))
     if load is None or read is None or len(read.guards) != 1 or len(read.steps) != 2:
-        return None
+        return NO_TAPS
     channel, tap = read.steps
     exist = read.guards[0] + channel.value + 1
     if exist.constant is None:
-        return None
+        return NO_TAPS
     at = map_index(load, lambda i: _in_digits(i, roles.block, read.steps))
     made = tensor_operand(group, at, roles.col, channel.name, {**batch, tap.name: tap.extent})
-    return made and replace(made, taps=Taps(tap.name, channel.extent, exist))
+    return made if isinstance(made, Declined) else replace(made, taps=Taps(tap.name, channel.extent, exist))
 
 
 def mistake(operand: Im2colOperand, group: Group, v: Value, roles: Roles) -> str:

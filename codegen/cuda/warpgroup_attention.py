@@ -47,6 +47,7 @@ from polydyn.codegen.passes.threads import WARP
 from polydyn.codegen.passes.warpgroups import WARPGROUP, Product, Ring, specialise, stagger
 from polydyn.codegen.places import Places
 from polydyn.codegen.printers.cuda_values import HALF
+from polydyn.schedules.errors import Declined
 from polydyn.schedules.expr import FromIndex, Value
 from polydyn.schedules.index import ONE, ZERO, Index, IndexLike, maximum, minimum
 from polydyn.schedules.laws.masks import Logits, visits
@@ -130,7 +131,9 @@ def attention_tiles(attention: Attention) -> tuple[AttentionTile, ...]:
     first = _default_tile(attention)
     every = dict.fromkeys((first, *(AttentionTile(k, s) for k in (128, 64) for s in (2, 3, 4))))
     size = int(attention.scores.K), int(attention.values.N)
-    return tuple(t for t in every if not broken_rule(t, *size)) if _maps(attention, first) else ()
+    if isinstance(tensor_maps(attention, first), Declined):
+        return ()
+    return tuple(t for t in every if not broken_rule(t, *size))
 
 
 def _default_tile(attention: Attention) -> AttentionTile:
@@ -146,20 +149,23 @@ def warpgroup_attention(attention: Attention, tile: AttentionTile | None = None)
     the rings of fewer keys have no room for other sums, and their threads lack registers for masks in pairs.
     """
     tile = tile or _default_tile(attention)
-    maps = _maps(attention, tile)
+    maps = tensor_maps(attention, tile)
     deep = int(attention.scores.K) > LARGE_HEAD
     forms = (*((True, x) for x in attention.masks_in_pairs if not (x and deep)), (False, False))
-    return drop_covered_versions(_Version(attention, maps, tile, *x) for x in forms) if maps else []
+    if isinstance(maps, Declined):
+        return []
+    return drop_covered_versions(_Version(attention, maps, tile, *x) for x in forms)
 
 
-def _maps(attention: Attention, tile: AttentionTile) -> dict[str, TensorOperand] | None:
-    """Return the operands with tensor maps, or None if there are no versions."""
+def tensor_maps(attention: Attention, tile: AttentionTile | None = None) -> dict[str, TensorOperand] | Declined:
+    """Return the operands with tensor maps, for the default tile or another; declined if there are no versions."""
+    tile = tile or _default_tile(attention)
     deep = max(int(attention.scores.K), int(attention.values.N)) > LARGE_HEAD
     if attention.scores.dtype not in HALF or (deep and int(attention.values.N) > int(attention.scores.K)):
-        return None
+        return Declined("its operands are not of 16 bits, or its values are wider than deep heads")
     keys = attention.scores.N.constant
     if keys is not None and keys <= tile.keys:  # one tile: no copy overlaps a product
-        return None
+        return Declined("its keys are one tile, so no copy overlaps a product")
     r, second = attention.parts.score_roles, attention.parts.value_roles
     batch = {x: attention.scores.extents[x] for x in r.batch}
     q, k = (
@@ -167,9 +173,14 @@ def _maps(attention: Attention, tile: AttentionTile) -> dict[str, TensorOperand]
         for v, mn in zip(attention.scores.values, (r.row, r.col), strict=True)
     )
     v = tensor_operand(attention.group, attention.values.values[1], second.col, second.block, batch)
-    if q is None or k is None or v is None or not q.along_k or not k.along_k or v.along_k:
-        return None
-    return {COPY_Q: q, COPY_K: k, COPY_V: v}
+    found = {COPY_Q: q, COPY_K: k, COPY_V: v}
+    for name, x in found.items():
+        if isinstance(x, Declined):
+            return Declined(f"TMA does not reach {name}: {x}")
+    maps = {name: x for name, x in found.items() if isinstance(x, TensorOperand)}
+    if [x.along_k for x in maps.values()] != [True, True, False]:
+        return Declined("its queries and keys are not contiguous along the head, or its values along their columns")
+    return maps
 
 
 @dataclass(frozen=True)

@@ -150,7 +150,7 @@ class _Version(Variant):
             return None
         batch = {x: self.of.extents[x] for x in r.batch}
         out = tensor_operand(self.group, Load(s.value.dtype, s.array, s.index), r.row, r.col, batch)
-        return out if out and out.along_k else None
+        return out if isinstance(out, TensorOperand) and out.along_k else None
 
     def _panels(self) -> int:
         """Return the number of panels of the columns that a TMA box loads at once."""

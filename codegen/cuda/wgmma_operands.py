@@ -66,13 +66,18 @@ def tensor_operands(product: ProductGroup) -> Maps | Declined:
     if r.inner:
         return Declined("it sums over several dims")
     batch, (a, b) = {x: product.extents[x] for x in r.batch}, product.values
-    rows: TensorOperand | Im2colOperand | None = tensor_operand(product.group, a, r.row, r.block, batch)
-    rows = rows or im2col_operand(product.group, a, r, STEP // ITEMSIZE[product.dtype])
-    columns = tensor_operand(product.group, b, r.col, r.block, batch) or tapped_operand(product.group, b, r, batch)
+    rows: TensorOperand | Im2colOperand | Declined = tensor_operand(product.group, a, r.row, r.block, batch)
+    if isinstance(rows, Declined):
+        image = im2col_operand(product.group, a, r, STEP // ITEMSIZE[product.dtype])
+        rows = rows if isinstance(image, Declined) else image
+    columns = tensor_operand(product.group, b, r.col, r.block, batch)
+    if isinstance(columns, Declined):
+        tapped = tapped_operand(product.group, b, r, batch)
+        columns = columns if isinstance(tapped, Declined) else tapped
     for side, m in (("row", rows), ("column", columns)):
-        if m is None:
-            return Declined(f"TMA does not reach its {side} operand")
+        if isinstance(m, Declined):
+            return Declined(f"TMA does not reach its {side} operand: {m}")
         if not m.along_k and (side == "row" or m.dtype not in HALF):
             return Declined(f"its {side} operand is not contiguous along the reduction")
-    assert rows and columns
+    assert not isinstance(rows, Declined) and not isinstance(columns, Declined)
     return rows, columns

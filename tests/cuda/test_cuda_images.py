@@ -23,6 +23,7 @@ from polydyn.gpu.errors import DeviceError
 from polydyn.lowering.place import PlacedGroup
 from polydyn.lowering.place_cuda import CudaBuilder
 from polydyn.schedules.decision import ONLY
+from polydyn.schedules.errors import Declined
 from polydyn.schedules.expr import FromIndex, Load, Op, at_least_zero, conjuncts
 from polydyn.schedules.index import Index
 from tests.support.cuda_groups import Arrays, first_fit, params_of, plan_of, run, with_bugs
@@ -129,7 +130,7 @@ def test_planted_bugs_are_caught(bug: str, compiled_layers: Any) -> None:
         assert not right(compiled_layers, image(5, 19, 24, 64), len(LAYERS) + list(BUGS).index(bug))
 
 
-def operand(layer: tuple[Any, ...], channels: int = 64) -> tuple[ProductGroup, Im2colOperand | None]:
+def operand(layer: tuple[Any, ...], channels: int = 64) -> tuple[ProductGroup, Im2colOperand | Declined]:
     """Return the product of a layer, and its rows behind a tensor map."""
     plan, _ = network([layer], channels)
     _, of = product(plan, 0)
@@ -139,7 +140,7 @@ def operand(layer: tuple[Any, ...], channels: int = 64) -> tuple[ProductGroup, I
 def test_what_is_copied_is_what_is_read() -> None:
     """The map of a layer by hand; the check rejects each wrong number."""
     of, found = operand((64, (3, 2), {"pads": [2, 1, 2, 3], "dilations": [2, 3], "strides": [1, 2]}))
-    assert found
+    assert isinstance(found, Im2colOperand)
     w, h = found.sides
     assert [(s.step, s.apart, str(s.first)) for s in (w, h)] == [(2, 3, "-1"), (1, 2, "-2")]
     assert (str(found.channel.extent), str(found.offset), str(w.pitch), found.batch) == ("64", "0", "64", "")
@@ -179,7 +180,7 @@ def test_the_walk_is_what_rows_read(kernel: Any, pads: Any, strides: Any, dilati
     p, of = product(plan, 0)
     v, roles = of.values[0], of.roles
     found = im2col_operand(of.group, v, roles, 64)
-    assert found
+    assert isinstance(found, Im2colOperand)
     env = params_of(p, {"N": 3, "H": sides[0], "W": sides[1]})
     extents = {x: e.evaluate(env) for x, e in of.acc.iters}
     load = v.args[1] if isinstance(v, Op) else v
@@ -235,4 +236,4 @@ def walk(
 def test_what_no_map_holds(layer: tuple[Any, ...], channels: int) -> None:
     """Channels, strides, corners and offsets beyond TMA's range; such layers have their other versions."""
     _, found = operand(layer, channels)
-    assert found is None
+    assert isinstance(found, Declined)
