@@ -32,6 +32,11 @@ class Condition:
         return f"{self.expr} {'=' if self.equality else '>='} 0"
 
 
+def val(n: int) -> isl.Val:
+    """Return an integer of any size as isl's; islpy converts only those of 64 bits."""
+    return isl.Val(n if -(1 << 63) <= n < 1 << 63 else str(n))
+
+
 def at_least(a: IndexLike, b: IndexLike) -> Condition:
     """``a >= b``."""
     return Condition(Index.of(a) - b)
@@ -97,11 +102,11 @@ class Frame:
         out = self._zero
         for m, c in e.terms.items():
             if not m:
-                out = out.add_constant_val(isl.Val(c))  # a floor may have brought a constant along
+                out = out.add_constant_val(val(c))  # a floor may have brought a constant along
             elif len(m) == 1 and isinstance(m[0], str) and m[0] in self._position:
-                out = out.add_coefficient_val(*self._position[m[0]], isl.Val(c))
+                out = out.add_coefficient_val(*self._position[m[0]], val(c))
             elif len(m) == 1 and isinstance(m[0], Atom):
-                out = out.add(self._floor(m[0], e).scale_val(isl.Val(c)))
+                out = out.add(self._floor(m[0], e).scale_val(val(c)))
             else:
                 raise ScheduleError(
                     f"{e} is not affine over {self.name}[{', '.join(self.dims)}] and {list(self.params)}",
@@ -115,7 +120,7 @@ class Frame:
         divisor = a.args[1].constant if a.kind == "floordiv" else None
         if not divisor:
             raise ScheduleError(f"{a} in {whole} is not affine", node=self.name, rule="affine expressions")
-        return self.aff(a.args[0]).scale_down_val(isl.Val(divisor)).floor()
+        return self.aff(a.args[0]).scale_down_val(val(divisor)).floor()
 
     def piecewise(self, expr: IndexLike) -> isl.PwAff:
         """Return a piecewise affine function: like ``aff``, but the expression may also have minima and maxima."""
@@ -126,11 +131,11 @@ class Frame:
             if isinstance(a, Atom) and a.kind in ("min", "max"):
                 first, *others = map(self.piecewise, a.args)
                 part = reduce(isl.PwAff.min if a.kind == "min" else isl.PwAff.max, others, first)
-            elif isinstance(a, Atom) and a.kind == "floordiv" and (a.args[1].constant or 0) > 0:
-                part = self.piecewise(a.args[0]).scale_down_val(isl.Val(a.args[1].constant)).floor()
+            elif isinstance(a, Atom) and a.kind == "floordiv" and (divisor := a.args[1].constant or 0) > 0:
+                part = self.piecewise(a.args[0]).scale_down_val(val(divisor)).floor()
             else:
                 part, c = isl.PwAff.from_aff(self.aff(Index({m: c}))), 1
-            out = out.add(part.scale_val(isl.Val(c)))
+            out = out.add(part.scale_val(val(c)))
         return out
 
     def holds(self, c: Condition) -> isl.Set:
@@ -209,7 +214,7 @@ def with_parameters(exprs: Sequence[Index], dims: Collection[str]) -> tuple[list
 
 def constant_on_params(value: int, params: tuple[str, ...]) -> isl.PwAff:
     """A constant function of the parameters."""
-    return isl.PwAff.from_aff(isl.Aff.val_on_domain_space(frame("", (), params).space.params(), isl.Val(value)))
+    return isl.PwAff.from_aff(isl.Aff.val_on_domain_space(frame("", (), params).space.params(), val(value)))
 
 
 def lift(f: isl.PwAff, to: Frame) -> isl.PwAff:

@@ -6,7 +6,7 @@ import pytest
 
 from polydyn.schedules.errors import ScheduleError
 from polydyn.schedules.index import Index
-from polydyn.schedules.isl_util import at_least, below, between, equals, param_set
+from polydyn.schedules.isl_util import at_least, below, between, equals, frame, param_set, val
 from polydyn.schedules.tree import Band, Leaf, Mark, TileStatement, build_ast, sequence, show, to_isl
 
 PARAMS = ("B_i", "B_j", "B_k", "C_i", "C_j", "P_i", "P_j", "P_k")
@@ -91,3 +91,12 @@ B = TileStatement("B", ("j",), between(0, "j", "M"))
 def test_tree_refuses(tree: Band, statements: list[TileStatement], message: str) -> None:
     with pytest.raises(ScheduleError, match=message):
         to_isl(tree, statements, ("M",))
+
+
+def test_numbers_of_any_size_reach_isl() -> None:
+    n = Index.of("n")
+    assert (
+        frame("", (), ("n",)).holds(at_least(2**128 * n, 2**128)).is_equal(frame("", (), ("n",)).holds(at_least(n, 1)))
+    )
+    for x in (2**63 - 1, 2**63, -(2**63) - 1):
+        assert val(x).to_python() == x
