@@ -5,6 +5,7 @@ A difference is a change of the interface: read it, write it into CHANGELOG.md, 
 
 from __future__ import annotations
 
+import configparser
 import dataclasses
 import inspect
 import re
@@ -97,3 +98,14 @@ def test_systems_without_futexes_are_refused_with_a_sentence() -> None:
         assert done.returncode == 1
         last = done.stderr.strip().splitlines()[-1]
         assert last.startswith("ImportError: polydyn runs on Linux") and system in last and "container" in last
+
+
+def test_every_kind_of_file_is_in_the_wheel() -> None:
+    """``polydyn extract`` needs the C++ header of an installed polydyn too."""
+    config = configparser.ConfigParser()
+    config.read(ROOT / "setup.cfg")
+    packed = {p.strip().rpartition("*")[2] for p in config["options.package_data"]["*"].split(",")}
+    packed |= {".py", ".md"}  # pages are for readers of the repository
+    folders = [ROOT / "polydyn", ROOT / "schedules", ROOT / "codegen"]
+    files = [f for folder in folders for f in folder.rglob("*") if f.is_file() and "__pycache__" not in f.parts]
+    assert {f.name if f.name in packed else f.suffix for f in files} <= packed
