@@ -18,7 +18,6 @@ HEAD = """# Licences
 
 polydyn is Apache-2.0 ([LICENSE](../LICENSE)). The packages that it installs have these licences, as their own
 metadata state them (written by `python docs/licences.py`). Indirect dependencies are not listed; `pip-licenses` does.
-The site of `make docs` contains the script iframe-worker (MIT), `docs/iframe-worker.js`.
 
 | package | needed for | licence |
 |---|---|---|

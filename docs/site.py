@@ -52,7 +52,7 @@ theme:
   features: [navigation.sections, navigation.top, content.code.copy, search.highlight]
 plugins: [search, offline]
 extra_css: [wide.css]
-extra: {polyfills: [iframe-worker.js]}
+extra: {polyfills: [frame_worker.js]}
 markdown_extensions: [tables, admonition, md_in_html, pymdownx.details, pymdownx.superfences, {toc: {permalink: true}}]
 """
 
@@ -70,7 +70,7 @@ def write_pages(source: Path, execute: bool) -> list[Any]:
     source.mkdir(parents=True)
     shutil.copytree(ROOT / "docs" / "pictures", source / "pictures")
     (source / "wide.css").write_text(STYLE)
-    shutil.copyfile(ROOT / "docs" / "iframe-worker.js", source / "iframe-worker.js")  # for the search from disk
+    shutil.copyfile(ROOT / "docs" / "frame_worker.js", source / "frame_worker.js")  # for the search from disk
     pages = {"index.md": ROOT / "README.md"}
     pages |= {f"{name.lower()}.md": ROOT / f"{name}.md" for name in ("CONTRIBUTING", "SECURITY", "CHANGELOG")}
     pages |= {p.name: p for p in sorted((ROOT / "docs").glob("*.md"))}

@@ -31,7 +31,7 @@ def test_every_page_is_there_and_every_link_leads_to_one(site: Any, tmp_path: Pa
     nav = site.write_pages(tmp_path / "source", execute=False)
     pages = {str(p.relative_to(tmp_path / "source")) for p in (tmp_path / "source").rglob("*.md")}
     assert set(named(nav)) == pages and len(named(nav)) == len(pages)
-    assert (tmp_path / "source" / "iframe-worker.js").exists()
+    assert (tmp_path / "source" / "frame_worker.js").exists()
     assert {"index.md", "reference.md", "notebooks/3_changing_a_schedule.md", "adr/0028-pictures.md"} <= pages
     for name in pages:
         path = tmp_path / "source" / name
@@ -85,8 +85,8 @@ def test_pictures_follow_the_theme_of_the_site(site: Any) -> None:
 
 def test_the_site_and_its_search_load_nothing_from_elsewhere(site: Any) -> None:
     """The search from disk needs a script, which the plugin would load from the network."""
-    assert "plugins: [search, offline]" in site.CONFIG and "polyfills: [iframe-worker.js]" in site.CONFIG
-    assert "IFrameWorker" in (ROOT / "docs" / "iframe-worker.js").read_text() and "://" not in site.CONFIG
+    assert "plugins: [search, offline]" in site.CONFIG and "polyfills: [frame_worker.js]" in site.CONFIG
+    assert "IFrameWorker" in (ROOT / "docs" / "frame_worker.js").read_text() and "://" not in site.CONFIG
 
 
 def test_every_error_class_of_the_reference_leads_to_its_section(site: Any) -> None:
