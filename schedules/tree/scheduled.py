@@ -90,7 +90,9 @@ class Scheduled:
     clips: tuple[Clip, ...] = ()
 
     def view(self, statement: str) -> View:
-        """Return a statement in tile space."""
+        """Return a statement in tile space. ScheduleError: there is none of that name."""
+        if statement not in self.map.views:
+            raise ScheduleError(f"no statement {statement}: {[*self.map.views]}", node=statement)
         return self.map.views[statement]
 
     def put(self, views: Mapping[str, View]) -> Scheduled:

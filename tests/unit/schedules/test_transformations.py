@@ -159,6 +159,7 @@ REJECTIONS: dict[str, tuple[str, Callable[[], object]]] = {
     "balance": ("no tiles to share", lambda: balance(whole(), "i", "lo", "first")),
     "begins": ("no x", lambda: begins(tiled(), "i", it("x"), "o_i")),
     "clip": ("INIT has no digit of axis k", lambda: clip(tiled(), "k", "INIT")),
+    "clip nothing": ("no statement X", lambda: clip(tiled(), "i", "X")),
     "pad": ("no statement X", lambda: pad(tiled(), "X")),
     "assign": ("runs a reduction", lambda: assign(tiled(), "task", b("k"))),
     "mark": ("DONE0 has no loop v", lambda: mark(tiled(), MarkName.TASK, VECTOR, "DONE0")),
