@@ -79,7 +79,7 @@ def test_what_lanes_store() -> None:
     two = plan_of([node("MatMul", ["x", "w"], ["p"]), node("Relu", ["p"], ["y"]), node("Neg", ["p"], ["z"])],
                   {"x": ("M", "K"), "w": ("K", "N")}, ["y", "z"], dtype="float16")  # fmt: skip
     odd = plan_of([node("Transpose", ["w"], ["t"]), node("MatMul", ["x", "t"], ["y"])],
-                  {"x": ("M", 64), "w": (77, 64)}, ["y"], dtype="float16")  # fmt: skip
+                  {"x": ("M", 192), "w": (77, 192)}, ["y"], dtype="float16")  # fmt: skip
     for plan, version in ((two, "wgmma_128x128x64_5_turns_wide"), (odd, "wgmma_128x128x64_5_turns")):
         assert version in [k.version for k in wgmma_only(plan).kernels]
 

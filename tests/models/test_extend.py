@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +16,7 @@ from polydyn import extend
 from polydyn.errors import ModelError, UnsupportedError
 from polydyn.extend import fingerprint
 from polydyn.graph.expand import import_model
+from polydyn.graph.operators.registry import OPERATORS
 from polydyn.graph.reference import evaluate
 from polydyn.program_key import Arguments, program_key
 from tests.support.paths import ROOT
@@ -25,10 +27,15 @@ EXAMPLES = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "extending.md").r
 
 
 @pytest.fixture(scope="module", autouse=True)
-def examples() -> None:
+def examples() -> Iterator[None]:
+    """Register the operators of the page, for this module only."""
     names: dict[str, object] = {}
     for text in EXAMPLES:
         exec(compile(text, "docs/extending.md", "exec"), names)
+    yield
+    for table in (OPERATORS, extend._REGISTERED):
+        for name in [n for n in table if n.startswith("my.domain::")]:
+            del table[name]
 
 
 def custom(op: str, inputs: str, **attributes: float) -> onnx.ModelProto:
