@@ -291,7 +291,7 @@ def test_a_kept_tile_runs_beside_what_keeps_its_group_total(tmp_path: Path) -> N
     own = names(plan)
     assert [n for n in own if " of " in n] == [f"mma_32x64x32_3_16_16_wide of 16x64{x}" for x in ("", LONG_SUFFIX)]
     rest = [n for n in own if " of " not in n and not n.endswith(LONG_SUFFIX)]
-    tiles = ("128x128x64_4_wide", "128x64x64_4_wide", "64x64x64_4_wide", "128x64x64_8_turns_boxes")
+    tiles = ("128x128x64_4_wide", "128x64x64_4_wide", "64x64x64_4_wide")
     wide = [f"wgmma_{x}" for x in tiles]
     assert rest == ["gemv_2_n8", "gemv_8_n8", *wide, "mma_64x64x32_4_16_16_wide"]
     last = plan.launches[0].candidates[-1]
