@@ -1,7 +1,7 @@
 """Ordered tables of the kernels that can compute a group. Each row offers kernels or declines with a reason.
 
-On a CPU the order of the rows decides (``lowering/alternatives.py``). On CUDA the kernels of all rows are rivals, and
-estimates of their times choose among them.
+On a CPU the order of the rows decides (``lowering/alternatives.py``). On CUDA, estimates of times choose among the
+kernels of all rows.
 """
 
 from __future__ import annotations

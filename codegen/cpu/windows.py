@@ -174,7 +174,7 @@ def window_extra_cost(product: ContractKernel, group: Group, axes: Axes) -> Inde
     near = image is not None and image.split(lane)[0] in (ONE, V(2)) and all(i.split(lane)[0] == ONE for i in written)
     steps, columns = x.steps * x.inner_steps, x.columns
     if not (axes.alike and near) or columns != extents[axes.across]:
-        return Declined("its results do not lie in planes, or its strides are above 2")
+        return Declined("its results are not stored in planes, or a stride is above 2")
     vectors = -(-int(columns) // w)
     moved = vectors * (round(int(steps) / x.target.share(plan.rows, plan.vectors)) + w.bit_length() + 1)
     summed = int(columns) // axes.outputs * max(axes.outputs, INDEPENDENT_FMAS) * int(steps)

@@ -176,7 +176,7 @@ class CudaAttentionKernel:
         )))  # fmt: skip
 
     def _factored(self, kernels: Iterable[Kernel]) -> tuple[Kernel, ...]:
-        """Return versions with the factor of those that were not measured, if there are tuned tiles."""
+        """Return versions with the factor of unmeasured versions, if there are tuned tiles."""
         return tuple(with_block(k, factor=self.kept.others) if self.kept else k for k in kernels)
 
     @property
@@ -200,7 +200,7 @@ class CudaAttentionKernel:
             return refusal
         made = (_Version(self, 16, True, FRAGMENTS, x) for x in self.masks_in_pairs)
         kernels = drop_covered_versions(x for x in made if all(c.bytes == 16 for c in x.copies.values()))
-        return self._factored(kernels) or NARROW
+        return self._factored(kernels) or NO_WIDE_COPIES
 
     def split_over_keys(self) -> tuple[Kernel, ...] | Declined:
         """Return the split-KV version for few queries and many keys, with the widest copies and 32-bit indices.
@@ -218,7 +218,7 @@ class CudaAttentionKernel:
         shares = minimum(V(WORKERS) * RESIDENT // maximum(1, batch * rows), tiles // LEAST_TILES)
         sharing = SplitLaunch(group=group, count=shares, add=lambda: join.build("columns")[-1])
         made = _Version(CudaAttentionKernel(f"{self.name}_part", group, parts, self.arch, self.tf32, sharing), 16, True)
-        return NARROW if any(c.bytes < 16 for c in made.copies.values()) else made.build()[:1]
+        return NO_WIDE_COPIES if any(c.bytes < 16 for c in made.copies.values()) else made.build()[:1]
 
     @property
     def family(self) -> WarpgroupAttention:
@@ -226,7 +226,7 @@ class CudaAttentionKernel:
         return WarpgroupAttention(self)
 
 
-NARROW = Declined("its operands are not copied 16 bytes at a time")
+NO_WIDE_COPIES = Declined("its operands are not copied 16 bytes at a time")
 ATTENTIONS: tuple[Alternative[CudaAttentionKernel, tuple[Kernel, ...]], ...] = (
     Alternative("warpgroups", CudaAttentionKernel.warpgroups),
     Alternative("tiles", CudaAttentionKernel.tiles),
