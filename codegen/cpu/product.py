@@ -46,6 +46,7 @@ from polydyn.schedules.tree.strategies import (
     VECTOR,
     cpu_product,
 )
+from polydyn.schedules.tree.tilemap import Lines
 
 BUILD_TIME = tuple(map(extent, (b("k"), p("k"), LANE)))
 """Sizes that are numbers when the kernel is built, for all its variants."""
@@ -80,7 +81,12 @@ class ContractKernel(Variant):
         """Tree and tile map: the loops, and each instance's coordinates in the group and in the kernel's buffers."""
         x, p = self.product, self.plan
         places = [n for n, _ in x.footprint.places] if x.footprint else ()
-        return cpu_product(x.group, x.roles, p.sizes, p.promote, p.fill, places)
+        return cpu_product(x.group, x.roles, p.sizes, p.promote, p.fill, places, lines=self.lines)
+
+    @property
+    def lines(self) -> Lines | None:
+        """The lines that no tile of rows crosses, except between its runs; None if tiles may cross them."""
+        return None
 
     @cached_property
     def scratch(self) -> Scratch:
@@ -196,7 +202,7 @@ class ContractKernel(Variant):
         def columns(r: int) -> Body:
             return variants(tile.live_columns(), {c: kernel(r, c) for c in tile.column_cases()}, f"{self.name}_{r}")
 
-        switch: Body = variants(following - V(FIRST_ROW), {r: columns(r) for r in tile.row_cases()})
+        switch: Body = variants(tile.live_case(), {r: columns(r) for r in tile.row_cases()})
         whole = tile.finished(switch, body, following - V(FIRST_ROW))
         switch = tile.prefetch_next_footprint((Let(FIRST_ROW, first, whole),))
         if not self.streams:
@@ -230,7 +236,7 @@ PRODUCT: Family[ContractKernel] = Family(
         Rule("balance_columns", "columns are distributed equally", ContractKernel.balance_columns),
         Rule("balance_rows", "rows are distributed equally", ContractKernel.balance_rows),
         Rule("micro", "a micro-kernel for each size of a tile", lambda x, body: x.micro(body), MarkName.MICRO,
-             opens=ContractKernel.opened),
+             opens=lambda x: x.opened()),
         Rule("runs", "results of several tiles are stored together", lambda x, body: x.runs(body)),
         Rule("shares", "scratch of a task", lambda x, body: x.share(body), MarkName.KBLOCK),
     ),

@@ -101,6 +101,10 @@ class RegisterTile:
         m, r = self.product.rows.constant, self.plan.rows
         return sorted({m // -(-m // r), -(-m // -(-m // r))}) if m else list(range(1, r + 1))
 
+    def live_case(self) -> Index:
+        """Return what ``row_cases`` counts, of the current register tile."""
+        return self.places.map.origin("i", V(c("i")) + 1) - V(FIRST_ROW)
+
     def live_columns(self) -> Index:
         """Return the columns of the current register tile."""
         return minimum(self.plan.columns, self._columns_left())

@@ -21,12 +21,12 @@
 /* the intrinsics do not say that they read memory */
 #define PD_AMX_MEMORY(p) __asm__ volatile("" : : "r"(p) : "memory")
 
-/* shapes of all tiles, for products of so many words: until pd_amx_end, by the thread that calls it */
-PD_INLINE void pd_amx_begin(i64 words) {
+/* shapes of all tiles, for products of so many rows and words: until pd_amx_end, by the thread that calls it */
+PD_INLINE void pd_amx_begin(i64 rows, i64 words) {
   u8 shape[64] __attribute__((aligned(64))) = {1};
   for (int t = 0; t < 8; ++t) {
     shape[16 + 2 * t] = (u8)(t == 4 || t == 5 ? 4 * words : 64);
-    shape[48 + t] = (u8)(t < 6 ? 16 : words);
+    shape[48 + t] = (u8)(t < 6 ? rows : words);
   }
   PD_AMX_MEMORY(shape);
   _tile_loadconfig(shape);

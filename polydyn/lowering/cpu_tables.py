@@ -20,7 +20,6 @@ from polydyn.codegen.cpu.target import CpuTarget
 from polydyn.codegen.cpu.turned import TurnedWindowKernel
 from polydyn.codegen.cpu.windows import Axes, WindowKernel, window_axes, window_extra_cost
 from polydyn.codegen.kernel import Kernel
-from polydyn.codegen.passes.matrix import SIDE
 from polydyn.lowering.alternatives import Offer, Serves
 from polydyn.lowering.contract import ContractGroup, transpose_cost
 from polydyn.lowering.group import LoweredGroup
@@ -34,7 +33,7 @@ from polydyn.schedules.solution.schedule import NestSchedule
 from polydyn.schedules.tiling import Roles
 from polydyn.schedules.tree.rewrites import permute_reduction
 
-AMX_REASON = f"from {SIDE} rows on: tiles of the matrix unit (AMX)"
+AMX_REASON = "tiles of the matrix unit (AMX)"
 """Reason for an AMX kernel of a product."""
 WINDOW_REASON = "results in planes, of few channels: vectors along lines of pixels"
 """Reason for a window kernel of a convolution."""
@@ -141,16 +140,14 @@ class ProductForms:
         return Offer(lambda: (dot.build(),), Serves(extra_cost), reasons=(reason,))
 
     def matrix_unit(self) -> Offer | Declined:
-        """Offer the AMX kernel, for rows that fill a tile of the matrix unit."""
+        """Offer the AMX kernel, for any number of rows: a tile of few rows takes less time than one of many."""
         x = self.kernel.product
         if refusal := MatrixKernel.refusal(x, self.form.fill):
             return refusal
         matrix = MatrixKernel(
-            self._named("matrix"), x.group, x.roles, x.target, self.form.packed, None, self.form.fill
+            self._named("matrix"), x.group, x.roles, x.target, self.form.packed, None, self.form.fill, x.footprint
         )  # fmt: skip
-        rows = matrix.product.rows
-        where = Serves(SIDE - rows) if rows.constant is None else None
-        return Offer(lambda: (matrix.build(),), where, reasons=(AMX_REASON,))
+        return Offer(lambda: (matrix.build(),), reasons=(AMX_REASON,))
 
     def window(self) -> Offer | Declined:
         """Offer the window kernel of a convolution if vectors along image rows need fewer operations."""

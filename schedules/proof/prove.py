@@ -33,7 +33,7 @@ from polydyn.schedules.tree.names import Meets
 from polydyn.schedules.tree.nodes import to_isl
 from polydyn.schedules.tree.scheduled import Buffer, Scheduled
 from polydyn.schedules.tree.space import Space, Structure, structure
-from polydyn.schedules.tree.tilemap import Digit, Loop, TileMap, When
+from polydyn.schedules.tree.tilemap import Digit, Loop, Origin, TileMap, When
 
 V = Index.of
 
@@ -191,6 +191,21 @@ def _check_axis(tm: TileMap, axis: str, digits: tuple[Digit, ...]) -> None:
         raise LegalityError(f"blocks of {axis} are counted by {shared.block}, not by its first digit", rule="tile map")
     if origin and digits.index(origin.tile) != (1 if shared else 0):
         raise LegalityError(f"tiles of {axis} are counted by {origin.tile} of {digits}", rule="tile map")
+    if origin and origin.lines:
+        _check_lines(tm, axis, origin)
+
+
+def _check_lines(tm: TileMap, axis: str, origin: Origin) -> None:
+    """Check that runs cover an axis, and that the digits below a tile count the elements of all its runs."""
+    lines, digits = origin.lines, tm.axes[axis]
+    assert lines is not None
+    if lines.extent != tm.extents[axis] or not origin.even:
+        what = f"runs cover {lines.extent} elements, {axis} has {tm.extents[axis]}"
+        raise LegalityError(what, rule="lines")
+    below = product(d.size for d in digits[digits.index(origin.tile) + 1 :])
+    if min(lines.most, lines.runs) < 1 or not is_nonnegative(below - lines.runs * lines.most):
+        what = f"{lines.runs} runs of {lines.most} elements do not fit a tile of {below}"
+        raise LegalityError(what, rule="lines")
 
 
 def _check_joined(tm: TileMap, axis: str) -> None:

@@ -15,7 +15,7 @@ from polydyn.schedules.model import Group
 from polydyn.schedules.tree.names import Coord, End, Level, MarkName, Role, it
 from polydyn.schedules.tree.nodes import Band, Leaf, Mark, Sequence, Tree
 from polydyn.schedules.tree.scheduled import Scheduled, all_of, flat, path, refuse, rewrite, the
-from polydyn.schedules.tree.tilemap import Digit, Loop, Origin, Share, TileMap, View, When
+from polydyn.schedules.tree.tilemap import Digit, Lines, Loop, Origin, Share, TileMap, View, When
 
 V = Index.of
 
@@ -237,15 +237,18 @@ def balance(t: Scheduled, axis: str, tiles: str, elements: str) -> Scheduled:
     return replace(t, map=replace(t.map, shares=shares))
 
 
-def begins(t: Scheduled, axis: str, tile: Coord, symbol: str, even: bool = False) -> Scheduled:
+def begins(
+    t: Scheduled, axis: str, tile: Coord, symbol: str, even: bool = False, lines: Lines | None = None
+) -> Scheduled:  # fmt: skip
     """Let kernels keep the first element of the current tile of an axis in ``symbol``.
 
     ``even``: the n = ceil(extent / size) tiles have nearly equal sizes; tile c is ``[E*c // n, E*(c+1) // n)``.
+    ``lines``: tiles consist of runs that do not cross a line.
     isl: none; Halide: a loop's min; TVM: the binding of a block's iterator.
     Before: c*P + p in subscripts. After: o + p.
     Refuses: an axis without that digit.
     """
-    origins = {**t.map.origins, axis: Origin(t.map.digit(axis, tile), symbol, even)}
+    origins = {**t.map.origins, axis: Origin(t.map.digit(axis, tile), symbol, even, lines)}
     return replace(t, map=replace(t.map, origins=origins))
 
 

@@ -34,6 +34,7 @@ from polydyn.schedules.tree.names import LANE, Coord, End, MarkName, Role, a, b,
 from polydyn.schedules.tree.rewrites import split_reduction
 from polydyn.schedules.tree.scheduled import Scheduled
 from polydyn.schedules.tree.space import UNIT
+from polydyn.schedules.tree.tilemap import Lines
 
 V = Index.of
 INIT, LOAD, ACC, SAVE, PACK, FILL, DONE = "INIT", "LOAD", "ACC", "SAVE", "PACK", "FILL", "DONE"
@@ -92,12 +93,13 @@ SYMBOLS = CpuTile()
 
 def cpu_product(
     group: Group, roles: Roles, sizes: CpuTile = SYMBOLS, pack: bool = False, fill: bool = False,
-    places: Sequence[str] = (), split: bool = False,
+    places: Sequence[str] = (), split: bool = False, lines: Lines | None = None,
 ) -> Scheduled:  # fmt: skip
     """Schedule a matmul-like group on the CPU (TSCompiler 5.2; BLIS's loops): tasks of register tiles, blocks of K.
 
     ``pack``: PACK copies the columns of a block into panels. ``fill``: FILL copies its rows, or, given ``places``, a
     footprint, element by element of a box of places. ``split``: tasks have slices of the reduction (split-K).
+    ``lines``: tiles of rows do not cross them, except between runs.
     """
     group, roles = in_shares(group, roles) if split else (group, roles)
     batch, inner = tuple(map(loop_of, roles.batch)), tuple(map(it, roles.inner))
@@ -107,7 +109,7 @@ def cpu_product(
     t = tile(t, j, (b, Launch("B_j")), (c, "C_j"), (p, columns(sizes)))
     t = tile(t, k, (b, sizes.blocks), (p, sizes.steps))
     t = refine(t, j, p(j), ("q_j", sizes.vectors), (LANE, sizes.lanes))
-    t = begins(balance(t, i, "r_tile", SHARE_ROWS), i, c(i), FIRST_ROW, even=True)
+    t = begins(balance(t, i, "r_tile", SHARE_ROWS), i, c(i), FIRST_ROW, even=True, lines=lines)
     t = balance(t, j, SHARE_COLUMNS, "c_lo_element")
     t = interchange(t, *batch, b(i), b(j), b(k), c(j), c(i), p(k), *inner, p(i), p(j))
     t = pull_out(t, p(k), *inner)  # INIT and DONE stay in b_k: sunk, guarded

@@ -11,10 +11,12 @@ An *axis* is an iterator of the group, or several that are aligned. Tiling write
 
 So equality and order of iterators are equality and lexicographic order of digits: affine for all sizes.
 
-The lemma does not need parts of equal size. Two kinds of uneven parts occur (``balance`` and ``even``): a block's range
-of n tiles, ``[n*b // B, n*(b+1) // B)``, and tiles of nearly equal size, ``[n*c // C, n*(c+1) // C)`` elements. Both
-are consecutive, cover ``[0, n)`` and have at most ``ceil(n/B)`` members, so digits stay unique and their order stays
-the order of elements. Only the start of a part changes; ``origins`` and ``shares`` define it.
+The lemma does not need parts of equal size. Three kinds of uneven parts occur (``balance``, ``even``, ``Lines``): a
+block's range of n tiles, ``[n*b // B, n*(b+1) // B)``; tiles of nearly equal size, ``[n*c // C, n*(c+1) // C)``
+elements; and runs of a line of L elements, ``[L*r // s, L*(r+1) // s)`` for s runs a line, counted over all lines, so
+that line m begins with run ``m*s``. All are consecutive and cover ``[0, n)``. They have at most ``ceil(n/B)``
+members, runs ``ceil(L/s)``, so digits stay unique and their order stays the order of elements. Only the start of a part
+changes; ``origins`` and ``shares`` define it.
 """
 
 from __future__ import annotations
@@ -24,7 +26,7 @@ from dataclasses import dataclass, field, replace
 from enum import Enum
 
 from polydyn.schedules.errors import ScheduleError
-from polydyn.schedules.index import ONE, ZERO, Index, maximum, product
+from polydyn.schedules.index import ONE, ZERO, Index, maximum, minimum, product
 from polydyn.schedules.tree.names import Coord, End, Role
 
 V = Index.of
@@ -92,16 +94,55 @@ class View:
 
 
 @dataclass(frozen=True)
+class Lines:
+    """The lines of an axis of ``extent`` elements, and their runs. The last line may be shorter than ``length``.
+
+    A line has as few runs as it needs, of nearly equal sizes and at most ``most`` elements. No run crosses a line. A
+    tile consists of ``runs`` consecutive runs; the last one may have fewer.
+    """
+
+    extent: Index
+    length: Index
+    most: int
+    runs: int
+
+    @property
+    def runs_per_line(self) -> Index:
+        """The number of runs of a line."""
+        return maximum(1, self.length.ceildiv(self.most))
+
+    @property
+    def all_runs(self) -> Index:
+        """The number of runs of the axis."""
+        return self.extent.ceildiv(self.length) * self.runs_per_line
+
+    @property
+    def longest(self) -> Index:
+        """The elements of the longest run."""
+        return self.length.ceildiv(self.runs_per_line)
+
+    def start(self, run: Index) -> Index:
+        """Return the first element of a run; run r has the elements ``[start(r), start(r+1))``."""
+        return minimum(self.extent, run * self.length // self.runs_per_line)
+
+    def first_run(self, tile: Index) -> Index:
+        """Return the first run of a tile."""
+        return minimum(tile * self.runs, self.all_runs)
+
+
+@dataclass(frozen=True)
 class Origin:
     """The starts of the tiles of an axis.
 
     ``tile``: the digit that counts tiles. Kernels keep the first element of the current tile in ``symbol``. ``even``:
-    tiles have nearly equal sizes; otherwise the digits below determine the size.
+    tiles have nearly equal sizes; otherwise the digits below determine the size. ``lines``: even tiles consist of runs
+    that do not cross a line.
     """
 
     tile: Digit
     symbol: str
     even: bool = False
+    lines: Lines | None = None
 
 
 @dataclass(frozen=True)
@@ -216,8 +257,14 @@ class TileMap:
 
     # -- sizes ---------------------------------------------------------------------------------------------------
 
+    def lines(self, axis: str) -> Lines | None:
+        """Return the lines that the tiles of an axis respect, or None if they may cross them."""
+        return self.origins[axis].lines if axis in self.origins else None
+
     def tiles(self, axis: str) -> Index:
         """Return the number of tiles of an axis that has shares or an origin."""
+        if (lines := self.lines(axis)) is not None:
+            return lines.all_runs.ceildiv(lines.runs)
         tile = self.origins[axis].tile if axis in self.origins else self.axes[axis][1]
         below = product(d.size for d in self.axes[axis][self.axes[axis].index(tile) + 1 :])
         return self.extents[axis].ceildiv(below)
@@ -229,12 +276,16 @@ class TileMap:
     def origin(self, axis: str, tile: Index) -> Index:
         """Return the first element of a tile; tile c has the elements ``[origin(c), origin(c+1))``."""
         origin, n = self.origins[axis], self.tiles(axis)
+        if origin.lines is not None:
+            return origin.lines.start(origin.lines.first_run(tile))
         if origin.even:
             return tile * self.extents[axis] // n
         return tile * product(d.size for d in self.axes[axis][self.axes[axis].index(origin.tile) + 1 :])
 
     def first(self, axis: str, block: Index) -> Index:
         """Return the first element of a block's share of even tiles."""
+        if self.lines(axis) is not None:
+            return self.origin(axis, self.share(axis, block))
         return self.share(axis, block) * self.extents[axis] // maximum(1, self.tiles(axis))
 
     def sizes(self) -> dict[str, tuple[When, Index]]:
@@ -250,6 +301,8 @@ class TileMap:
 
     def _count(self, axis: str, digit: Digit, below: Index) -> Index:
         n, share = self.extents[axis].ceildiv(below), self.shares.get(axis)
+        if self.lines(axis) is not None and digit == self.origins[axis].tile:
+            n = self.tiles(axis)
         if any(x.at and digit in x.digits for w in self.views.values() for x in w.loops):
             return maximum(1, n)  # the step of a sunk statement exists
         return n.ceildiv(share.block.size) if share else n

@@ -1,17 +1,19 @@
-"""Products in tiles of the matrix unit (AMX), which no machine here has: disassembled, and emulated strictly."""
+"""Products in tiles of the matrix unit (AMX): disassembled, and emulated strictly; on the unit itself if it is here."""
 
 from __future__ import annotations
 
 import re
 import shutil
 import subprocess
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import ml_dtypes
 import numpy as np
 import onnx
+import onnxruntime
 import pytest
 
 import polydyn
@@ -30,6 +32,7 @@ from tests.support.tiny import node
 pytestmark = pytest.mark.skipif("avx512bw" not in machine_features(), reason="the emulation is for AVX-512")
 AMX_TARGET = "cpu:amx-emulated"
 RNG = np.random.default_rng(7)
+Inputs: TypeAlias = dict[str, np.ndarray]
 W, B = RNG.standard_normal((96, 50)).astype(np.float32), RNG.standard_normal(50).astype(np.float32)
 FILTERS = RNG.standard_normal((24, 32, 1, 1)).astype(np.float32)
 IN_PLACE_BYTES, COPIED_BYTES = (RNG.integers(-128, 128, s).astype(np.int8) for s in ((128, 40), (40, 9)))
@@ -74,26 +77,87 @@ def test_products_at_sizes_around_the_tiles(plan: HostPlan) -> None:
         check(program.run(given), given)
 
 
-def test_few_rows_keep_their_vectors(plan: HostPlan) -> None:
-    matrix = {k.name for k in plan.kernels if k.amx}
+def test_few_rows_are_tiles_too(plan: HostPlan) -> None:
     for launch in plan.launches:
-        texts = " ".join(launch.reasons)
-        assert "from 16 rows on" in texts and {c.kernel for c in launch.candidates} & matrix
+        assert "tiles of the matrix unit (AMX)" in launch.reasons
+        assert all(k.amx for k in plan.kernels if k.name in {c.kernel for c in launch.candidates})
 
 
 def test_every_access_of_a_tile_is_in_bounds_and_what_was_written(plan: HostPlan) -> None:
     checked = CheckedProgram(plan)
-    for rows in (16, 17, 45):
+    for rows in (3, 16, 17, 45):
         given = feeds(rows)
         check(checked.run(given), given)
 
 
+WINDOWS = {
+    "3x3": (32, 48, 3, 1, 1), "strided": (64, 40, 3, 2, 1), "dilated": (32, 16, 3, 1, 2),
+    "narrow words": (24, 40, 5, 1, 1),
+}  # fmt: skip
+"""Convolutions: channels, results, taps along a side, stride, dilation."""
+IMAGES = ((1, 7, 7), (2, 14, 9), (1, 5, 17), (1, 3, 40), (3, 2, 1), (2, 1, 16), (0, 4, 4))
+"""Images around the tiles: lines of fewer pixels than a tile has rows, of as many, of more."""
+
+
+def window(name: str) -> onnx.ModelProto:
+    """Build a convolution between products, so that its image has channels last."""
+    channels, results, taps, stride, dilation = WINDOWS[name]
+    rng = np.random.default_rng(3)
+    ones = np.eye(channels)[rng.permutation(channels)][..., None, None]
+    few = rng.integers(-1, 2, (results, channels, taps, taps)) * (rng.random((results, channels, taps, taps)) < 0.05)
+    last = rng.integers(-1, 2, (32, results, 1, 1))
+    ws = {n: w.astype(np.float32) for n, w in (("a", ones), ("b", few), ("c", last))}
+    pads = [dilation * (taps // 2)] * 4
+    nodes = [
+        node("Conv", "x a", "t"), node("Conv", "t b", "u", pads=pads, strides=[stride] * 2, dilations=[dilation] * 2),
+        node("Relu", "u", "v"), node("Conv", "v c", "y"),
+    ]  # fmt: skip
+    return quantized_model(nodes, {"x": ("float32", ["N", channels, "H", "W"])}, ["y"], **ws)
+
+
+def check_window(name: str, run: Callable[[Inputs], Inputs], images: Iterable[tuple[int, int, int]]) -> None:
+    """Compare a program with ONNX Runtime: all numbers are integers that bfloat16 has."""
+    m = window(name)
+    exact, channels = onnxruntime.InferenceSession(m.SerializeToString()), WINDOWS[name][0]
+    for n, height, width in images:
+        x = RNG.integers(-3, 4, (n, channels, height, width)).astype(np.float32)
+        got = run({"x": x})["y"]
+        assert got.shape[:2] == (n, 32)
+        if n:
+            np.testing.assert_array_equal(got, exact.run(None, {"x": x})[0], f"{name} at {n, height, width}")
+
+
+@pytest.mark.parametrize("name", WINDOWS)
+def test_windows_at_images_around_the_tiles(name: str) -> None:
+    plan = plan_program(window(name), target=AMX_TARGET, options=Options(precision="bf16"))
+    assert all(k.amx for k in plan.kernels), [k.name for k in plan.kernels]
+    check_window(name, build_program(plan, target=AMX_TARGET, threads=2).run, IMAGES)
+
+
+@pytest.mark.parametrize("name", ["strided", "narrow words"])
+def test_every_access_of_a_window_s_tile_is_in_bounds_and_what_was_written(name: str) -> None:
+    plan = plan_program(window(name), target=AMX_TARGET, options=Options(precision="bf16"))
+    check_window(name, CheckedProgram(plan).run, IMAGES[2:5])
+
+
+@pytest.mark.skipif("amx_tile" not in machine_features(), reason="the processor has no matrix unit")
+def test_the_unit_and_its_emulation_agree() -> None:
+    given = feeds(45)
+    rounded = Options(precision="bf16")
+    real, emulated = (
+        polydyn.compile(products(), target=t, options=rounded).run(given) for t in ("cpu:amx", AMX_TARGET)
+    )
+    for name in real:
+        np.testing.assert_allclose(real[name], emulated[name], 1e-6, 1e-5)
+
+
 FAULTS = {
-    "no shapes": (r"pd_amx_begin\(\d+\);", "", "none has a shape"),
+    "no shapes": (r"pd_amx_begin\(.*\);", "", "none has a shape"),
     "shapes that stay": (r"pd_amx_end\(\);", "", "were not released"),
     "one tile as both operands": (r"add_bf16\(0, 4, 6\)", "add_bf16(0, 4, 4)", "not three"),
-    "other shapes": (r"pd_amx_load\(7,", "pd_amx_begin(8); pd_amx_load(7,", "loaded over others"),
+    "other shapes": (r"pd_amx_load\(7,", "pd_amx_begin(16, 8); pd_amx_load(7,", "loaded over others"),
     "rows behind the last": (r"load\(5, rows, (.*?), 64,", r"load(5, rows, \1 + 12 * 64, 64,", "never written"),
+    "tiles without rows": (r"pd_amx_begin\(tile_rows", "pd_amx_begin(0", "only one of the two"),
 }
 """Changes of the text, and the expected messages."""
 

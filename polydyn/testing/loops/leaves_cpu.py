@@ -30,17 +30,19 @@ def leaf(name: str, table: Mapping[str, Any]) -> Any:
 
 
 class Tiles:
-    """The registers of the matrix unit. ``words``: of a row of the left operands; 0: the unit is off."""
+    """The registers of the matrix unit. ``rows``: of left operands and sums; ``words``: of a row of the left operands;
+    0: the unit is off.
+    """
 
     def __init__(self) -> None:
-        self.words, self.data = 0, np.zeros((TILES, SIDE, SIDE), np.uint32)
+        self.rows, self.words, self.data = 0, 0, np.zeros((TILES, SIDE, SIDE), np.uint32)
 
     def shape(self, t: int) -> tuple[int, int]:
         """Return the rows and the words of a row of a tile. Raises Broken if the unit is off."""
         if not self.words:
             raise Broken("a tile of the matrix unit is used before pd_amx_begin")
         left = FIRST_OPERAND <= t < SECOND_OPERAND
-        return (SIDE if t < SECOND_OPERAND else self.words, self.words if left else SIDE)
+        return (self.rows if t < SECOND_OPERAND else self.words, self.words if left else SIDE)
 
 
 def _number(run: CpuRun, v: Value) -> Run:
@@ -117,12 +119,14 @@ def _first(run: CpuRun, n: Call) -> Action:
 
 
 def _begin(run: CpuRun, n: Call) -> Action:
-    words = _number(run, n.args[0])
+    rows, words = (_number(run, v) for v in n.args)
 
     def act(e: Env) -> None:
         if run.tiles.words:
             raise Broken("pd_amx_begin while the matrix unit is on")
-        run.tiles.words = words(e)
+        run.tiles.rows, run.tiles.words = rows(e), words(e)
+        if not (1 <= run.tiles.rows <= SIDE and 1 <= run.tiles.words <= SIDE):
+            raise Broken(f"pd_amx_begin with {run.tiles.rows} rows of {run.tiles.words} words")
         run.tiles.data = poisoned((TILES, SIDE, SIDE), "uint32")
 
     return act
@@ -175,17 +179,18 @@ def _add(run: CpuRun, n: Call, floats: bool) -> Action:
 
     def act(e: Env) -> None:
         total, left, right = (f(e) for f in numbers)
-        words = run.tiles.shape(left)[1]
-        a, b = run.tiles.data[left, :, :words], run.tiles.data[right, :words]
+        rows, words = run.tiles.shape(left)
+        a, b = run.tiles.data[left, :rows, :words], run.tiles.data[right, :words]
         if floats:
             pairs = [((x << 16).view(np.float32), (x & np.uint32(0xFFFF0000)).view(np.float32)) for x in (a, b)]
             more = sum(np.matmul(x.astype(np.float64), y.astype(np.float64)) for x, y in zip(*pairs, strict=True))
-            sums = run.tiles.data[total].view(np.float32)
-            run.tiles.data[total] = (sums + more).astype(np.float32).view(np.uint32)
+            sums = run.tiles.data[total, :rows].view(np.float32)
+            run.tiles.data[total, :rows] = (sums + more).astype(np.float32).view(np.uint32)
             return
-        one = a.view(np.uint8).reshape(SIDE, 4 * words).astype(np.int64)
+        one = np.ascontiguousarray(a).view(np.uint8).reshape(rows, 4 * words).astype(np.int64)
         two = np.ascontiguousarray(b).view(np.int8).reshape(words, SIDE, 4).transpose(0, 2, 1).reshape(4 * words, SIDE)
-        run.tiles.data[total] = (run.tiles.data[total].astype(np.int64) + one @ two.astype(np.int64)).astype(np.uint32)
+        sums = run.tiles.data[total, :rows].astype(np.int64)
+        run.tiles.data[total, :rows] = (sums + one @ two.astype(np.int64)).astype(np.uint32)
 
     return act
 

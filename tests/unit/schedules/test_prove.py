@@ -21,7 +21,7 @@ from polydyn.schedules.tree.loops import distribute
 from polydyn.schedules.tree.names import Coord, End, b, c, f, it, p, w
 from polydyn.schedules.tree.scheduled import Scheduled, flat
 from polydyn.schedules.tree.strategies import CpuTile, cpu_product, nest
-from polydyn.schedules.tree.tilemap import Digit, Loop
+from polydyn.schedules.tree.tilemap import Digit, Lines, Loop
 from tests.support.polyhedral_groups import array, layer_norm, softmax
 from tests.support.scheduled_groups import positive, product, roles
 
@@ -204,9 +204,16 @@ ERRORS: dict[str, tuple[str, Callable[[], Scheduled]]] = {
     "a padded maximum": ("padding is not neutral for M1", padded_maximum),
     "values before their sum": ("backwards: D1 -> Y", lambda: swapped(stitch(), "D1", "Y")),
     "stages apart": ("backwards|where nothing|epoch|before", lambda: distribute(_unmarked(cpu()), b("k"), "ACC")),
+    "runs of another axis": ("runs cover N elements, i has M", lambda: _runs(Lines(V("N"), V(3), 16, 2))),
+    "runs longer than a tile": ("3 runs of 16 elements do not fit a tile of 32", lambda: _runs(
+        Lines(V("M"), V(3), 16, 3))),
     "a buffer at a digit that is not there": ("which it lacks", lambda: fixed(
         gpu(), "tile_a", gpu().map.digit("j", f("j")))),
 }  # fmt: skip
+
+
+def _runs(lines: Lines) -> Scheduled:
+    return cpu_product(G, ROLES, CpuTile(32, 2, 16, 64), lines=lines)
 
 
 def _unmarked(t: Scheduled) -> Scheduled:

@@ -18,7 +18,7 @@ from polydyn.schedules.tree.limits import clip
 from polydyn.schedules.tree.loops import interchange, pull_out, tile
 from polydyn.schedules.tree.names import Role, b, c, f, it, p, s, w
 from polydyn.schedules.tree.strategies import CpuTile, cpu_product, start_product
-from polydyn.schedules.tree.tilemap import Digit, Loop, Origin, Share, TileMap, View, When
+from polydyn.schedules.tree.tilemap import Digit, Lines, Loop, Origin, Share, TileMap, View, When
 from tests.support.scheduled_groups import product, roles, run_product
 
 V = Index.of
@@ -102,6 +102,27 @@ def test_cpu_products_compute_at_ragged_sizes(M: int, N: int, K: int, copies: tu
     t = cpu_product(g, roles(g), CpuTile(2, 2, 2, 2), *copies)
     for blocks in ((1, 1), (3, 2), (7, 5)):
         assert run_product(t, dict(zip(("B_i", "B_j"), blocks, strict=True)), M, N, K)
+
+
+@pytest.mark.parametrize("length", [1, 2, 5, 9])
+@pytest.mark.parametrize("M, N", [(10, 3), (9, 2), (5, 1), (1, 1), (0, 2)])
+def test_tiles_of_runs_compute_at_ragged_sizes(M: int, N: int, length: int) -> None:
+    g = product()
+    t = cpu_product(g, roles(g), CpuTile(4, 2, 2, 2), lines=Lines(V("M"), V(length), 2, 2))
+    prove(t)
+    assert run_product(t, {"B_i": 2, "B_j": 1}, M, N)
+
+
+@given(st.integers(0, 70), st.integers(1, 40), st.integers(1, 16))
+def test_runs_cover_an_axis_and_stay_in_a_line(extent: int, length: int, most: int) -> None:
+    lines = Lines(V(extent), V(length), most, 2)
+    starts = [int(lines.start(V(r))) for r in range(int(lines.all_runs) + 1)]
+    assert starts[0] == 0 and starts[-1] == extent and starts == sorted(starts)
+    longest = int(lines.longest)
+    for first, end in itertools.pairwise(starts):
+        assert end - first <= longest <= most and (end == first or first // length == (end - 1) // length)
+        if extent % length == 0 and end > first:  # as many elements as in the longest run are in the line
+            assert (first + longest - 1) // length == first // length
 
 
 SMALL_MMA = GpuTile((2, 1), (1, 4), (16, 8), (2, 2), (1, 2), staged=True)
