@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from polydyn.backends.options import Options
+from polydyn.backends.options import BF16, Options
 from polydyn.clock import section
 from polydyn.errors import planning
 from polydyn.fusion.pipeline import fusion_plan, rewrite_graph
@@ -49,7 +49,12 @@ class Target(ABC):
 
     def fuse(self, graph: Graph) -> FusionPlan:
         """Return the groups that become kernels, with reasons."""
-        return fusion_plan(graph, self.without, cuda=self.on_device, side=self.options.winograd)
+        return fusion_plan(graph, self.without, self.on_device, self.options.winograd, self.rounded)
+
+    @property
+    def rounded(self) -> bool:
+        """Whether float32 products may round their operands to bfloat16."""
+        return self.options.precision == BF16
 
     @abstractmethod
     def builder(self, plan: FusionPlan, records: Records | None = None) -> Builder:

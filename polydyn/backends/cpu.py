@@ -79,7 +79,7 @@ class Cpu(Target):
         if records is not None:
             self.calibrate(first_machine(records, self.processor.name))
             tuner = ChosenByRecords(records, strategy(self.options.strategy).name, self.processor, self.name)
-        return KernelBuilder(plan, self.processor, tuner, rounded=self.options.precision == BF16)
+        return KernelBuilder(plan, self.processor, tuner, rounded=self.rounded)
 
     def calibrate(self, machine: Hardware | None) -> None:
         """Derive the sizes that are not tuned from this machine's description, if there is one."""

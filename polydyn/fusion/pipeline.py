@@ -17,6 +17,7 @@ from polydyn.fusion.argsort import mark_argsorts
 from polydyn.fusion.attention import fuse_attention
 from polydyn.fusion.bands import fold_band_constants
 from polydyn.fusion.dequantize import dequantize_in_readers
+from polydyn.fusion.halves import store_in_halves
 from polydyn.fusion.inline import absorb_permutations, inline_views
 from polydyn.fusion.k_major_weights import make_weights_k_major
 from polydyn.fusion.layout import channels_last
@@ -59,7 +60,7 @@ class Pass:
     """One step: a rewriting of the graph, a rewriting of the groups, or a rule by which groups join.
 
     With none of the three it is the switch of a step in a later stage. ``summary``: one line for people, with the
-    paper's section. ``cuda``, ``cpu``: the pass runs only for this kind of target.
+    paper's section. ``cuda``, ``cpu``: the pass runs only for this kind of target; ``bf16``: only if products may round.
     """
 
     name: str
@@ -69,6 +70,7 @@ class Pass:
     join: Rule | None = None
     cuda: bool = False
     cpu: bool = False
+    bf16: bool = False
 
 
 REWRITES: tuple[Pass, ...] = (
@@ -97,6 +99,7 @@ FUSION: tuple[Pass, ...] = (
     Pass("widen", "constants of integer products are widened at compile time", graph=widen_constants),
     Pass("steps", "8-bit constants become K-major", graph=make_weights_k_major, cuda=True),
     Pass("bands", "band-matrix constants become comparisons", graph=fold_band_constants, cuda=True),
+    Pass("halves", "tensors between kernels are bfloat16 where their readers round", graph=store_in_halves, bf16=True),
     Pass("order", "positions of the first elements in order are found by sorting", groups=mark_argsorts, cpu=True),
     Pass("scatter", "terms that affect one element update it, in order", groups=mark_scatters, cpu=True),
     Pass("scan", "running sums continue from the previous element", groups=mark_scans, cpu=True),
@@ -139,12 +142,14 @@ def rewrite_graph(graph: Graph, without: Collection[str] = (), cuda: bool = Fals
     return replace(graph, notes=(*graph.notes, *(f"pass {n} is off" for n in NAMES if n in off)))
 
 
-def fusion_plan(graph: Graph, without: Collection[str] = (), cuda: bool = False, side: int = SIDE) -> FusionPlan:
+def fusion_plan(
+    graph: Graph, without: Collection[str] = (), cuda: bool = False, side: int = SIDE, rounded: bool = False
+) -> FusionPlan:
     """Return the fusion plan of a rewritten graph: ``FUSION`` without the passes named.
 
-    ``cuda``: for CUDA kernels; ``side``: pixels of Winograd's tiles.
+    ``cuda``: for CUDA kernels; ``side``: pixels of Winograd's tiles; ``rounded``: products may round to bfloat16.
     """
-    off = _off(without, cuda)
+    off = _off(without, cuda, rounded)
     plan = _fused(graph, off, cuda, side, verifying())
     try:
         verify_plan(plan)
@@ -156,7 +161,7 @@ def fusion_plan(graph: Graph, without: Collection[str] = (), cuda: bool = False,
 
 def _fused(graph: Graph, off: frozenset[str], cuda: bool, side: int, verify: bool) -> FusionPlan:
     """Return the plan after all passes that are not ``off``. ``verify``: check it after each pass."""
-    plan = separate(prepared_graph(graph, off, cuda, side), DEVICE_DTYPES if cuda else VECTOR_DTYPES)
+    plan = separate(prepared_graph(graph, off, cuda, side, rounded=True), DEVICE_DTYPES if cuda else VECTOR_DTYPES)
     for p in FUSION:
         if p.groups is join_prologues:
             p = replace(p, groups=partial(join_prologues, cuda=cuda))
@@ -169,15 +174,18 @@ def _fused(graph: Graph, off: frozenset[str], cuda: bool, side: int, verify: boo
     return plan
 
 
-def prepared_graph(graph: Graph, without: Collection[str] = (), cuda: bool = False, side: int = SIDE) -> Graph:
+def prepared_graph(
+    graph: Graph, without: Collection[str] = (), cuda: bool = False, side: int = SIDE, rounded: bool = False
+) -> Graph:  # fmt: skip
     """Return the rewritten graph after the graph passes of ``FUSION``, ready for grouping."""
     passes = tuple(replace(p, graph=partial(winograd, side=side)) if p.graph is winograd else p for p in FUSION)
-    return _rewritten(graph, passes, _off(without, cuda))
+    return _rewritten(graph, passes, _off(without, cuda, rounded))
 
 
-def _off(without: Collection[str], cuda: bool) -> frozenset[str]:
+def _off(without: Collection[str], cuda: bool, rounded: bool) -> frozenset[str]:
     """Return the names of the passes of ``FUSION`` that are off."""
-    return check_names(without) | {p.name for p in FUSION if (p.cpu if cuda else p.cuda)}
+    unused = {p.name for p in FUSION if (p.cpu if cuda else p.cuda) or (p.bf16 and not rounded)}
+    return check_names(without) | unused
 
 
 def _show(p: Pass, text: Callable[[], str]) -> None:

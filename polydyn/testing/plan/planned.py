@@ -94,7 +94,8 @@ def planned_of(graph: Graph, target: Target, edit: Edit | None = None) -> Planne
     """Return the plan of a graph without steps. Raises PolydynError if the compiler rejects it."""
     edit = edit or Edit()
     rewritten = target.rewrite(graph)
-    before = prepared_graph(rewritten, target.without, cuda=target.on_device, side=target.options.winograd)
+    side = target.options.winograd
+    before = prepared_graph(rewritten, target.without, target.on_device, side, target.rounded)
     fused = edit("fuse", target.fuse(rewritten))
     builder = target.builder(fused, None)
     with loops_kept() as loops:
