@@ -1,13 +1,15 @@
 """Models in float16 and bfloat16, and in float32 with products in bfloat16, compared with float32: time, bytes, error.
 
 usage: python -m benchmarks.halves MODEL.onnx ... [--shapes B=1,L=8 ...] [--threads 1] [--rounds 15]
+                                  [--only words float32] [--also openvino]
 
 Each model is compiled four times from one file: unchanged, with all its float32 tensors in each 16-bit type, and
 unchanged with ``Options(precision="bf16")`` ("words"). The programs alternate in this process with ONNX Runtime's
-float32 and float16, one call at a time; medians are printed. Dynamic dims are the model's own, at its stored shapes
-(polydyn/testing/inputs.py) or at the shapes of ``--shapes``. Error: the largest difference from the float32 model on
-inputs rounded in the same way, divided by the largest value. float16 in ONNX Runtime is timed if it has the model's
-operators. Results go to benchmarks/results/halves.json.
+float32 and float16, one call at a time; medians and minima are printed. ``--only``: the programs to compile; ``--also
+openvino``: OpenVINO with products in bfloat16 (pip install openvino). Dynamic dims are the model's own, at its stored
+shapes (polydyn/testing/inputs.py) or at the shapes of ``--shapes``. Error: the largest difference from the float32
+model on inputs rounded in the same way, divided by the largest value. float16 in ONNX Runtime is timed if it has the
+model's operators. Results go to benchmarks/results/halves.json.
 """
 
 from __future__ import annotations
@@ -55,25 +57,36 @@ def artifact_bytes(program: polydyn.Program) -> int:
         return (Path(folder) / "p").stat().st_size
 
 
-def medians(runs: Mapping[str, Run], rounds: int) -> dict[str, float]:
-    """Return the median milliseconds of each run; the runs alternate."""
-    times: dict[str, list[float]] = {n: [] for n in runs}
+def openvino_run(path: str, threads: int) -> Callable[[Mapping[str, Array]], Any]:
+    """Return OpenVINO's call of a model, with products in bfloat16."""
+    import openvino  # an optional rival
+
+    settings = {"INFERENCE_PRECISION_HINT": "bf16", "INFERENCE_NUM_THREADS": threads, "NUM_STREAMS": 1}
+    request = openvino.Core().compile_model(path, "CPU", settings).create_infer_request()
+    return lambda feeds: [x.copy() for x in request.infer(dict(feeds)).values()]
+
+
+def times(runs: Mapping[str, Run], rounds: int) -> dict[str, tuple[float, float]]:
+    """Return the median and minimum milliseconds of each run; the runs alternate."""
+    taken: dict[str, list[float]] = {n: [] for n in runs}
     for _ in range(rounds + 2):
         for n, run in runs.items():
             start = time.perf_counter()
             run()
-            times[n].append((time.perf_counter() - start) * 1e3)
-    return {n: statistics.median(t[2:]) for n, t in times.items()}
+            taken[n].append((time.perf_counter() - start) * 1e3)
+    return {n: (statistics.median(t[2:]), min(t[2:])) for n, t in taken.items()}
 
 
-def measure(path: str, points: list[dict[str, int]], threads: int, rounds: int) -> list[dict[str, Any]]:
+def measure(path: str, args: argparse.Namespace) -> list[dict[str, Any]]:
     """Return the rows of one model."""
-    plain = onnx.load(path)
-    models = {"float32": plain, **{t: in_halves(plain, t) for t in HALVES}}
+    plain, points, threads, rounds = onnx.load(path), args.shapes, args.threads, args.rounds
+    models = {"float32": plain, **{t: in_halves(plain, t) for t in HALVES if t in args.only}}
     programs = {t: polydyn.compile(m, threads=threads) for t, m in models.items()}
     programs[WORDS] = polydyn.compile(plain, threads=threads, options=polydyn.Options(precision="bf16"))
+    programs = {t: p for t, p in programs.items() if t in ("float32", *args.only)}
     size = {t: artifact_bytes(p) for t, p in programs.items()}
-    others = {t: s for t in ("float32", "float16") if (s := rival(models[t], threads)) is not None}
+    others = {t: s for t in ("float32", "float16") if t in models and (s := rival(models[t], threads)) is not None}
+    more = {"openvino bfloat16": openvino_run(path, threads)} if "openvino" in args.also else {}
     rows = []
     for shape in points or shapes(Path(path).stem):
         inputs_float32 = feeds(plain, shape)
@@ -81,8 +94,9 @@ def measure(path: str, points: list[dict[str, int]], threads: int, rounds: int) 
         inputs |= {"float32": inputs_float32, WORDS: inputs_float32}
         runs: dict[str, Run] = {t: partial(p.run, inputs[t]) for t, p in programs.items()}
         runs |= {f"onnxruntime {t}": partial(s.run, None, inputs[t]) for t, s in others.items()}
-        row: dict[str, Any] = {"model": Path(path).stem, "shape": shape, "bytes": size, "ms": medians(runs, rounds)}
-        row["error"] = {t: _error(programs, inputs[t], t) for t in (*HALVES, WORDS)}
+        runs |= {n: partial(run, inputs_float32) for n, run in more.items()}
+        row: dict[str, Any] = {"model": Path(path).stem, "shape": shape, "bytes": size, "ms": times(runs, rounds)}
+        row["error"] = {t: _error(programs, inputs[t], t) for t in (*HALVES, WORDS) if t in programs}
         rows.append(row)
         print(row)
     return rows
@@ -104,8 +118,11 @@ def main() -> None:
     parser.add_argument("--shapes", nargs="+", type=sizes, default=[])
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--rounds", type=int, default=15)
+    every = ("float32", *HALVES, WORDS)
+    parser.add_argument("--only", nargs="+", choices=every, default=every)
+    parser.add_argument("--also", nargs="+", choices=("openvino",), default=())
     args = parser.parse_args()
-    rows = [r for m in args.models for r in measure(m, args.shapes, args.threads, args.rounds)]
+    rows = [r for m in args.models for r in measure(m, args)]
     print(f"written: {record.save('halves', models=rows).name}")
 
 

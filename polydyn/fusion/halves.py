@@ -1,9 +1,9 @@
 """Store tensors between kernels as bfloat16 where their readers round them anyway (docs/adr/0023-types.md).
 
-With ``Options(precision="bf16")`` a product rounds the rows that it reads. If all readers of a tensor are such products,
-storing it rounded changes no number and halves its bytes; the product reads it in place. Windows (pooling, depthwise
-convolutions) and sums behind a product (residuals) take rounded tensors too. Norms, softmax and other readers do not:
-what they read stays float32.
+With ``Options(precision="bf16")`` a product rounds the rows that it reads. If all readers of a tensor are such
+products, storing it rounded changes no number and halves its bytes; the product reads it in place. Windows (pooling,
+depthwise convolutions) and sums behind a product (residuals) take rounded tensors too. Norms, softmax and other readers
+do not. What they read stays float32.
 """
 
 from __future__ import annotations
@@ -128,10 +128,12 @@ class _Rounding(Rewriting):
         if name not in self.exact:
             self.exact[name] = False
             for r in self.consumers[name]:
-                if not isinstance(r, Compute) or (r.is_map and self._needs_floats(r.output)):
+                if not isinstance(r, Compute):
                     self.exact[name] = True
-                elif r.reduce and not self._rounds(r) and not self._is_window(r, name):
-                    self.exact[name] = True
+                elif r.is_map:
+                    self.exact[name] |= self._needs_floats(r.output)
+                else:
+                    self.exact[name] |= not self._rounds(r) and not self._is_window(r, name)
         return self.exact[name]
 
     def _rounds(self, n: Compute) -> bool:

@@ -60,7 +60,8 @@ class Pass:
     """One step: a rewriting of the graph, a rewriting of the groups, or a rule by which groups join.
 
     With none of the three it is the switch of a step in a later stage. ``summary``: one line for people, with the
-    paper's section. ``cuda``, ``cpu``: the pass runs only for this kind of target; ``bf16``: only if products may round.
+    paper's section. ``cuda``, ``cpu``: the pass runs only for this kind of target; ``bf16``: only if products may round
+    their operands.
     """
 
     name: str
