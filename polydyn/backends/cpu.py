@@ -10,7 +10,7 @@ from polydyn.backends.options import BF16, TF32X3, Options
 from polydyn.build.compiler import find_compiler, required_features
 from polydyn.build.features import architecture, machine_features
 from polydyn.codegen.cpu.target import AVX2, AVX512, NEON, CpuTarget, leaf_headers
-from polydyn.errors import UnsupportedError
+from polydyn.errors import BuildError, UnsupportedError
 from polydyn.fusion.plan import FusionPlan
 from polydyn.gpu.targets import CUDA_TARGETS
 from polydyn.graph.ir import Graph
@@ -32,6 +32,14 @@ UNIT = {"amx_tile", "amx_bf16", "amx_int8"}
 """The features of a matrix unit that kernels use."""
 
 
+def _compiler_has_unit(name: str) -> bool:
+    """Whether the C compiler knows the matrix unit. Without a compiler the processor decides: plans need none."""
+    try:
+        return set(required_features(find_compiler(), name)) >= UNIT
+    except BuildError:
+        return True
+
+
 def cpu_target(name: str) -> CpuTarget:
     """Return the code generator's description of a CPU target. UnsupportedError: no target has this name."""
     if name == "cpu":
@@ -39,7 +47,7 @@ def cpu_target(name: str) -> CpuTarget:
             return replace(NEON, core=with_system_cache(NEON.core))
         features = machine_features()
         if {"avx512f", "avx512dq", "avx512bw", "avx512vl"} <= features:
-            unit = features >= UNIT and set(required_features(find_compiler(), name)) >= UNIT
+            unit = features >= UNIT and _compiler_has_unit(name)
             wide = AMX if unit else replace(AVX512, quads="avx512_vnni" in features)
             return replace(wide, core=with_system_cache(wide.core))
         return replace(AVX2, quads="avx_vnni" in features, core=with_system_cache(AVX2.core))

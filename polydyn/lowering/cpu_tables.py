@@ -37,6 +37,9 @@ AMX_REASON = "tiles of the matrix unit (AMX)"
 """Reason for an AMX kernel of a product."""
 WINDOW_REASON = "results in planes, of few channels: vectors along lines of pixels"
 """Reason for a window kernel of a convolution."""
+DECODED = "its 4-bit weights are decoded in registers at all sizes"
+ON_MATRIX_UNIT = "the matrix unit computes it at all sizes"
+"""Reasons why a product is not tuned."""
 SPLIT_REASON = f"up to {FEW_TILES} tiles of a long reduction: it is split"
 """Reason for a split-K kernel."""
 SizedKernel: TypeAlias = NestKernel | AttentionKernel
@@ -69,6 +72,9 @@ class Tuner(RecordTileChooser, Protocol):
 
     def builders(self, key: str, form: ContractGroup) -> TunedBuilders[ContractKernel] | None:
         """Return the tuned forms of a product whose roles are solved, or None without a record."""
+
+    def untuned(self, key: str, reason: str) -> None:
+        """Note that the kernel of a group has no tuned sizes."""
 
     def sized(self, key: str, kernel: SizedKernel) -> TunedBuilders[SizedKernel] | None:
         """Return the tuned forms of another kernel, or None without a record."""
@@ -114,6 +120,10 @@ class ProductForms:
     def _named(self, prefix: str) -> str:
         return f"{prefix}_{self.key[:12]}"
 
+    def _untuned(self, reason: str) -> None:
+        if self.tuner:
+            self.tuner.untuned(self.key, reason)
+
     def decoding(self) -> Offer | Declined:
         """Offer the kernel that decodes weights in registers, for few rows, or if rows are bytes for any number."""
         if not self.kernel.product.decodes:
@@ -122,6 +132,7 @@ class ProductForms:
             self._named("few"), self.group, self.roles, self.target, self.form.packed, None, self.form.fill
         )
         if few.product.in_bytes:
+            self._untuned(DECODED)
             return Offer(lambda: (few.build(),))
         reason = f"up to {FEW_ROWS} rows: weights decoded in registers"
         return Offer(lambda: (few.build(),), Serves(few.product.rows, FEW_ROWS), reasons=(reason,))
@@ -147,6 +158,7 @@ class ProductForms:
         matrix = MatrixKernel(
             self._named("matrix"), x.group, x.roles, x.target, self.form.packed, None, self.form.fill, x.footprint
         )  # fmt: skip
+        self._untuned(ON_MATRIX_UNIT)
         return Offer(lambda: (matrix.build(),), reasons=(AMX_REASON,))
 
     def window(self) -> Offer | Declined:

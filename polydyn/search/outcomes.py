@@ -144,9 +144,12 @@ class _FromRecords(Generic[T]):
         """Return the searches of a task; none, with a note, if the group cannot be tuned or was not tuned."""
         searches = () if isinstance(task, Declined) else search(task)
         if not searches:
-            reason = task.reason if isinstance(task, Declined) else self._missing(key, task)
-            self.notes.append(f"group {key} is not tuned: {reason}")
+            self.untuned(key, task.reason if isinstance(task, Declined) else self._missing(key, task))
         return searches
+
+    def untuned(self, key: str, reason: str) -> None:
+        """Note that the kernel of a group has no tuned sizes."""
+        self.notes.append(f"group {key} is not tuned: {reason}")
 
     def _missing(self, key: str, task: T) -> str:
         for r in self.records.rows(group=task.key, kind=DECLINED):

@@ -44,7 +44,7 @@ def stages(graph: Graph, target: str = "cpu") -> Iterator[Stage]:
     off = target_of(target, None).without
     yield Stage("import", partial(evaluate, graph))
     for p in (*REWRITES, *(p for p in FUSION if p.graph)):
-        if p.graph and p.name not in off and not p.cuda:
+        if p.graph and p.name not in off and not p.cuda and not p.bf16:
             before, graph = graph, p.graph(graph)
             if graph != before:
                 yield Stage(f"pass {p.name}", partial(evaluate, graph))

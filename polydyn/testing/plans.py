@@ -17,7 +17,7 @@ from polydyn.schedules.index import ONE, ZERO, Index, product
 LAYER = re.compile(r"/[^/]*\.(\d+)/")
 """A module in a list of them, as exporters write it into names of nodes: ``/encoder/layer.3/dense``."""
 
-ON_PLANS = [p for p in PASSES if (p.graph or p.groups or p.join) and not p.cuda]
+ON_PLANS = [p for p in PASSES if (p.graph or p.groups or p.join) and not p.cuda and not p.bf16]
 ADD_ORDER = tuple(p.name for p in sorted(ON_PLANS, key=lambda p: not (p in FUSION and p.graph)))
 
 

@@ -22,7 +22,7 @@ from polydyn.backends import cpu
 from polydyn.build.features import machine_features
 from polydyn.checked import CheckedProgram, CheckError
 from polydyn.compiler import plan_program
-from polydyn.errors import PolydynError, UnsupportedError
+from polydyn.errors import BuildError, PolydynError, UnsupportedError
 from polydyn.program.assemble import build_artifact, build_program
 from polydyn.program.plan import HostPlan
 from polydyn.runtime.native import Native
@@ -197,3 +197,9 @@ def test_this_machine_s_target_takes_the_unit_where_compiler_and_processor_have_
     for known, unit in ((wide | cpu.UNIT, True), (wide, False)):
         monkeypatch.setattr(cpu, "required_features", lambda *_, known=known: tuple(known))
         assert cpu.cpu_target("cpu").amx == unit
+
+    def missing() -> None:
+        raise BuildError("no C compiler found")
+
+    monkeypatch.setattr(cpu, "find_compiler", missing)
+    assert cpu.cpu_target("cpu").amx, "plans need no compiler"

@@ -11,12 +11,14 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Generic, TypeVar
 
 from polydyn.build.compiler import GENERATOR, compile_flags, find_compiler
+from polydyn.codegen.cpu.matrix import MatrixKernel
 from polydyn.codegen.cpu.plan import ContractTuple
 from polydyn.codegen.cpu.product import ContractKernel
 from polydyn.codegen.cpu.target import CpuTarget
 from polydyn.codegen.kernel import Kernel
 from polydyn.errors import Declined
 from polydyn.lowering.contract import ContractGroup
+from polydyn.lowering.cpu_tables import DECODED, ON_MATRIX_UNIT
 from polydyn.schedules.expr import ITEMSIZE, indices, loads
 from polydyn.schedules.group.dependence import analyse
 from polydyn.schedules.group.polyhedra import context
@@ -170,8 +172,11 @@ def task_of(key: str, form: ContractGroup, target: CpuTarget, build: str) -> Cpu
     form = replace(form, roles=roles)
     name = group_key(key, group, target, build)
     task = CpuTask(form, name, backbone_of_roles(group, form.roles, acc.value.dtype), target, build)
-    if task.builder(DEFAULT, "probe").product.in_bytes:
-        return Declined("its 4-bit weights are decoded in registers at all sizes")
+    product = task.builder(DEFAULT, "probe").product
+    if product.in_bytes:
+        return Declined(DECODED)
+    if MatrixKernel.refusal(product, form.fill) is None:
+        return Declined(ON_MATRIX_UNIT)
     return task
 
 
