@@ -59,7 +59,7 @@ def artifact_bytes(program: polydyn.Program) -> int:
 
 def openvino_run(path: str, threads: int) -> Callable[[Mapping[str, Array]], Any]:
     """Return OpenVINO's call of a model, with products in bfloat16."""
-    import openvino  # an optional rival
+    import openvino  # may be missing: only this option needs it
 
     settings = {"INFERENCE_PRECISION_HINT": "bf16", "INFERENCE_NUM_THREADS": threads, "NUM_STREAMS": 1}
     request = openvino.Core().compile_model(path, "CPU", settings).create_infer_request()

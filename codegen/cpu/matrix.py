@@ -71,7 +71,7 @@ class MatrixTiles(RegisterTile):
             return sorted({min(-(-r // SIDE), TILES_DOWN) * SIDE for r in super().row_cases()})
         runs = lines.all_runs.constant
         every = range(1, TILES_DOWN + 1)
-        return sorted({min(runs, TILES_DOWN), runs % TILES_DOWN or TILES_DOWN} if runs else every, key=int)
+        return sorted({min(runs, TILES_DOWN), runs % TILES_DOWN or TILES_DOWN} if runs else set(every))
 
     def live_case(self) -> Index:
         """Return the live rows of the current register tile, or its live runs."""
@@ -170,6 +170,6 @@ def _in_lines(x: Contraction) -> bool:
 
 
 def _pixels_apart(f: Footprint) -> bool:
-    """Whether the innermost place of an image is no pixel's, so that the words of a pixel are contiguous."""
+    """Whether no pixel iterator moves the innermost place of an image. Then the words of a pixel are contiguous."""
     _, inner = f.places[-1]
     return inner.symbols().isdisjoint(dict(f.pixels))

@@ -119,7 +119,7 @@ def _added(n: For, store: Store, unit: Unit) -> tuple[Node, ...]:
         loaded |= {LEFT_TILE + r, RIGHT_TILE + c}
         body.append(Call(TILE_PRODUCT_LEAF[value.name], _numbers(unit.number(r, c), LEFT_TILE + r, RIGHT_TILE + c)))
     inner = substitute(tuple(body), {step.var: Index.of(step.var) * unit.words})
-    return (_around(n, For(step.var, ZERO, Index.of(trips), inner)),)
+    return (_with_last_loop(n, For(step.var, ZERO, Index.of(trips), inner)),)
 
 
 def _last_step(n: For) -> For | None:
@@ -132,12 +132,12 @@ def _last_step(n: For) -> For | None:
     return loops[-1] if loops and loops[-1].lo == ZERO and loops[-1].hi.constant is not None else None
 
 
-def _around(n: For, last: For) -> For:
+def _with_last_loop(n: For, last: For) -> For:
     """Return the loops of a nest around its loop ``last.var``, which becomes ``last``."""
     if n.var == last.var:
         return last
     assert isinstance(n.body[0], For)
-    return replace(n, body=(_around(n.body[0], last),))
+    return replace(n, body=(_with_last_loop(n.body[0], last),))
 
 
 def _in_one_line(address: Index, line: Index | None) -> Index:

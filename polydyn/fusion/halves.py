@@ -3,7 +3,7 @@
 With ``Options(precision="bf16")`` a product rounds the rows that it reads. If all readers of a tensor are such
 products, storing it rounded changes no number and halves its bytes; the product reads it in place. Windows (pooling,
 depthwise convolutions) and sums behind a product (residuals) take rounded tensors too. Norms, softmax and other readers
-do not. What they read stays float32.
+get float32.
 """
 
 from __future__ import annotations

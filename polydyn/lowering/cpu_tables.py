@@ -37,7 +37,7 @@ AMX_REASON = "tiles of the matrix unit (AMX)"
 """Reason for an AMX kernel of a product."""
 WINDOW_REASON = "results in planes, of few channels: vectors along lines of pixels"
 """Reason for a window kernel of a convolution."""
-DECODED = "its 4-bit weights are decoded in registers at all sizes"
+DECODED_IN_REGISTERS = "its 4-bit weights are decoded in registers at all sizes"
 ON_MATRIX_UNIT = "the matrix unit computes it at all sizes"
 """Reasons why a product is not tuned."""
 SPLIT_REASON = f"up to {FEW_TILES} tiles of a long reduction: it is split"
@@ -132,7 +132,7 @@ class ProductForms:
             self._named("few"), self.group, self.roles, self.target, self.form.packed, None, self.form.fill
         )
         if few.product.in_bytes:
-            self._untuned(DECODED)
+            self._untuned(DECODED_IN_REGISTERS)
             return Offer(lambda: (few.build(),))
         reason = f"up to {FEW_ROWS} rows: weights decoded in registers"
         return Offer(lambda: (few.build(),), Serves(few.product.rows, FEW_ROWS), reasons=(reason,))
@@ -151,7 +151,7 @@ class ProductForms:
         return Offer(lambda: (dot.build(),), Serves(extra_cost), reasons=(reason,))
 
     def matrix_unit(self) -> Offer | Declined:
-        """Offer the AMX kernel, for any number of rows: a tile of few rows takes less time than one of many."""
+        """Offer the AMX kernel for any number of rows. A tile with fewer rows takes less time."""
         x = self.kernel.product
         if refusal := MatrixKernel.refusal(x, self.form.fill):
             return refusal

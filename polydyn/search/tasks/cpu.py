@@ -18,7 +18,7 @@ from polydyn.codegen.cpu.target import CpuTarget
 from polydyn.codegen.kernel import Kernel
 from polydyn.errors import Declined
 from polydyn.lowering.contract import ContractGroup
-from polydyn.lowering.cpu_tables import DECODED, ON_MATRIX_UNIT
+from polydyn.lowering.cpu_tables import DECODED_IN_REGISTERS, ON_MATRIX_UNIT
 from polydyn.schedules.expr import ITEMSIZE, indices, loads
 from polydyn.schedules.group.dependence import analyse
 from polydyn.schedules.group.polyhedra import context
@@ -174,7 +174,7 @@ def task_of(key: str, form: ContractGroup, target: CpuTarget, build: str) -> Cpu
     task = CpuTask(form, name, backbone_of_roles(group, form.roles, acc.value.dtype), target, build)
     product = task.builder(DEFAULT, "probe").product
     if product.in_bytes:
-        return Declined(DECODED)
+        return Declined(DECODED_IN_REGISTERS)
     if MatrixKernel.refusal(product, form.fill) is None:
         return Declined(ON_MATRIX_UNIT)
     return task

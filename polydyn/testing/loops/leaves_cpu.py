@@ -30,8 +30,10 @@ def leaf(name: str, table: Mapping[str, Any]) -> Any:
 
 
 class Tiles:
-    """The registers of the matrix unit. ``rows``: of left operands and sums; ``words``: of a row of the left operands;
-    0: the unit is off.
+    """The registers of the matrix unit.
+
+    ``rows``: the rows of left operands and of sums. ``words``: the words in a row of a left operand, or 0 if the unit
+    is off.
     """
 
     def __init__(self) -> None:
