@@ -24,7 +24,6 @@ from polydyn.codegen.passes.matrix import SIDE, TILE_PRODUCT_LEAF, TILE_ROWS, Un
 from polydyn.codegen.pipeline import Step
 from polydyn.schedules.errors import Declined, first_refusal
 from polydyn.schedules.expr import FromIndex, Op, read_of
-from polydyn.schedules.group.footprint import Footprint
 from polydyn.schedules.group.words import stored_parts
 from polydyn.schedules.index import ONE, ZERO, Index, maximum, minimum
 from polydyn.schedules.tree.names import c, extent, p
@@ -128,7 +127,6 @@ class MatrixKernel(ContractKernel):
         column = read_of(x.operands[1])
         return first_refusal(
             (not words_of(x), f"its steps are not a known multiple of {LEAST_WORDS} to {SIDE} words"),
-            (x.footprint is not None and not _pixels_apart(x.footprint), "pixels are innermost in its image"),
             (column is None or column.buffer not in x.packed, "its columns are not packed"),
             (not fill and not _in_lines(x), "the addresses of its rows have no constant pitch"),
         )
@@ -167,9 +165,3 @@ def _in_lines(x: Contraction) -> bool:
         return False
     _, rest = x.group.arrays[row.buffer].address(row.index).split(x.roles.row)
     return x.roles.row not in rest.symbols()
-
-
-def _pixels_apart(f: Footprint) -> bool:
-    """Whether no pixel iterator moves the innermost place of an image. Then the words of a pixel are contiguous."""
-    _, inner = f.places[-1]
-    return inner.symbols().isdisjoint(dict(f.pixels))

@@ -1,9 +1,10 @@
 """Store tensors between kernels as bfloat16 where their readers round them anyway (docs/adr/0023-types.md).
 
 With ``Options(precision="bf16")`` a product rounds the rows that it reads. If all readers of a tensor are such
-products, storing it rounded changes no number and halves its bytes; the product reads it in place. Windows (pooling,
-depthwise convolutions) and sums behind a product (residuals) take rounded tensors too. Norms, softmax and other readers
-get float32.
+products, storing it rounded changes no number and halves its bytes; the product reads it in place. Depthwise
+convolutions take rounded tensors too: their input is rounded, their weights and sums are float32. So do readers whose
+results are rounded later: pooling, sums behind a product (residuals), and means that only products read (squeeze and
+excitation). Norms, softmax and other readers get float32.
 """
 
 from __future__ import annotations
@@ -33,9 +34,11 @@ class _Rounding(Rewriting):
         super().__init__(graph)
         self.consumers = graph.consumers()
         self.makers = {n.output: n for n in graph.nodes}
+        self.order = {n.output: k for k, n in enumerate(graph.nodes)}
         self.stored: dict[str, str] = {}
         self.behind: dict[str, bool] = {}
         self.exact: dict[str, bool] = {}
+        self.rounded_later: dict[str, bool] = {}
 
     def run(self) -> Graph:
         """Return the rewritten graph."""
@@ -76,13 +79,20 @@ class _Rounding(Rewriting):
         return replace(n, output=name, body=transform(n.body, half))
 
     def _stays_between_kernels(self, n: Compute) -> bool:
-        """Check whether a float32 tensor is read by products with constants, and by nothing that needs it exact."""
+        """Check whether a float32 tensor is read by products with constants, depthwise convolutions or maxima that are
+        rounded later, and by nothing that needs it exact.
+        """
         tensor = self.graph.tensors[n.output]
         if tensor.dtype != WIDE or not tensor.shape or self._pads(n):
             return False
         readers = list(self._readers(n.output))
         takes = n.output not in self.graph.outputs and all(self._takes(r, name) for r, name in readers)
-        return takes and any(isinstance(r, Compute) and self._rounds(r) for r, _ in readers)
+        return takes and any(isinstance(r, Compute) and self._gains(r, read) for r, read in readers)
+
+    def _gains(self, reader: Compute, name: str) -> bool:
+        """Check for a reader for whose sake a tensor is rounded."""
+        largest = reader.reduce == "max" and self._is_rounded_later(reader.output)
+        return self._rounds(reader) or largest or self._is_depthwise(reader, name) or self._adds_later(reader, name)
 
     def _readers(self, name: str) -> Iterator[tuple[Node, str]]:
         """Yield the readers of a tensor, and instead of a padding its readers. Each with the tensor that it reads."""
@@ -109,7 +119,8 @@ class _Rounding(Rewriting):
         if self._rounds(reader):
             return True
         if reader.reduce is not None:
-            return reader.reduce in WINDOWS and self._is_window(reader, name)
+            window = reader.reduce in WINDOWS and self._is_window(reader, name)
+            return window or self._is_late_sum(reader)
         residual = any(self._behind_product(x) for x in reader.inputs if x != name)
         return residual and not self._needs_floats(reader.output)
 
@@ -123,6 +134,12 @@ class _Rounding(Rewriting):
             )
         return self.behind[name]
 
+    def _adds_later(self, reader: Compute, name: str) -> bool:
+        """Check for a residual sum behind a product that is computed after a tensor, so that the tensor is stored."""
+        own = self.order.get(name, len(self.order))
+        later = (x for x in reader.inputs if self.order.get(x, 0) > own)
+        return reader.is_map and any(map(self._behind_product, later))
+
     def _needs_floats(self, name: str) -> bool:
         """Check whether a norm or another reduction reads a tensor, or what is computed from it element by element."""
         if name not in self.exact:
@@ -133,8 +150,22 @@ class _Rounding(Rewriting):
                 elif r.is_map:
                     self.exact[name] |= self._needs_floats(r.output)
                 else:
-                    self.exact[name] |= not self._rounds(r) and not self._is_window(r, name)
+                    self.exact[name] |= not (self._rounds(r) or self._is_window(r, name) or self._is_late_sum(r))
         return self.exact[name]
+
+    def _is_late_sum(self, n: Compute) -> bool:
+        """Check for a sum over one tensor, such as a mean of an image, that is rounded later."""
+        read = [x for x in n.inputs if x not in self.graph.constants]
+        return n.reduce == "sum" and len(read) == 1 and self._is_rounded_later(n.output)
+
+    def _is_rounded_later(self, name: str) -> bool:
+        """Check whether only products that round read a tensor, or what is computed from it element by element."""
+        if name not in self.rounded_later:
+            self.rounded_later[name] = name not in self.graph.outputs and all(
+                isinstance(r, Compute) and (self._rounds(r) or (r.is_map and self._is_rounded_later(r.output)))
+                for r in self.consumers[name]
+            )
+        return self.rounded_later[name]
 
     def _rounds(self, n: Compute) -> bool:
         """Check for a product that rounds its operands: one of them is a constant (``lowering/k_packing.py``)."""
@@ -144,6 +175,11 @@ class _Rounding(Rewriting):
         """Return the operands of a product that read constants alone."""
         assert isinstance(n.body, Op)
         return [v for v in n.body.args if all(x.buffer in self.graph.constants for x in loads(v))]
+
+    def _is_depthwise(self, n: Compute, name: str) -> bool:
+        """Check for a sum over a window of a tensor, each element times a constant."""
+        product = n.reduce == "sum" and isinstance(n.body, Op) and n.body.name == "mul"
+        return product and self._is_window(n, name) and bool(self._constant_operands(n))
 
     @staticmethod
     def _is_window(n: Compute, name: str) -> bool:

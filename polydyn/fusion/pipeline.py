@@ -17,6 +17,7 @@ from polydyn.fusion.argsort import mark_argsorts
 from polydyn.fusion.attention import fuse_attention
 from polydyn.fusion.bands import fold_band_constants
 from polydyn.fusion.dequantize import dequantize_in_readers
+from polydyn.fusion.groups import widen_groups
 from polydyn.fusion.halves import store_in_halves
 from polydyn.fusion.inline import absorb_permutations, inline_views
 from polydyn.fusion.k_major_weights import make_weights_k_major
@@ -36,6 +37,7 @@ from polydyn.fusion.show import show_plan
 from polydyn.fusion.siblings import join_siblings
 from polydyn.fusion.sink import sink_epilogues
 from polydyn.fusion.split import split_merged_axes
+from polydyn.fusion.stems import merge_rows_of_windows
 from polydyn.fusion.verify import verify_plan
 from polydyn.fusion.widen import widen_constants
 from polydyn.fusion.winograd import SIDE, winograd
@@ -93,7 +95,9 @@ FUSION: tuple[Pass, ...] = (
     Pass("views", "views and scalars are inlined into readers (BladeDISC 4.2 input-inline)", graph=inline_views),
     Pass("dequantize", "bytes are dequantized where maps read them", graph=dequantize_in_readers),
     Pass("split", "merged axes are split if readers use the parts (dim collapse)", graph=split_merged_axes),
+    Pass("stems", "a window's row and few channels become one axis", graph=merge_rows_of_windows, cpu=True, bf16=True),
     Pass("layout", "convolutions and the nodes after them are stored channels last", graph=channels_last),
+    Pass("groups", "narrow groups of channels fill a tile of the matrix unit", graph=widen_groups, cpu=True, bf16=True),
     Pass("winograd", "3x3 convolutions need 4 or 2.25 multiplications instead of 9", graph=winograd),
     Pass("rowsums", "weights with any zero point become int8, plus a sum per row", graph=sum_rows),
     Pass("offsets", "row zero points are hoisted out of integer products", graph=hoist_zero_points),

@@ -12,7 +12,7 @@ always join: a 16-byte copy is either inside the image or yields zeros.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
 from polydyn.fusion.plan import FusedGroup, FusionPlan, Prologue
@@ -196,7 +196,7 @@ def may_join(graph: Graph, n: Compute, operand: Value, maps: Sequence[Compute]) 
     ``operand`` is the part of ``n`` that reads them. Traffic falls because their results have no other reader. The
     number of evaluations grows: one for each tap of the window.
     """
-    if any(i.fetches() for m in maps for i in indices(m.body)):
+    if any(i.fetches() for m in maps for i in indices(m.body)) or _divides_steps(operand, {m.output for m in maps}):
         return False
     if all(is_guarded_view(m) for m in maps):
         return True
@@ -209,6 +209,14 @@ def may_join(graph: Graph, n: Compute, operand: Value, maps: Sequence[Compute]) 
     taps = sum(is_reduction(s) for s in {s for x in loads(operand) for i in x.index for s in i.symbols()}) > 1
     work = [v for m in maps if not is_guarded_view(m) for v in walk(m.body) if isinstance(v, Op)]
     return not taps or (len(work) <= MAX_OPERATIONS and not any(v.name in EXPENSIVE_OPS for v in work))
+
+
+def _divides_steps(operand: Value, tensors: Collection[str]) -> bool:
+    """Check whether an operand reads tensors at quotients of a reduction's step: stored, their elements lie side by
+    side.
+    """
+    atoms = (a for x in loads(operand) if x.buffer in tensors for i in x.index for a in i.atoms())
+    return any(is_reduction(s) for a in atoms if not isinstance(a, str) for i in a.args for s in i.symbols())
 
 
 def row_operand(n: Compute, tensor: str) -> Value | None:
