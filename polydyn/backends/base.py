@@ -49,12 +49,17 @@ class Target(ABC):
 
     def fuse(self, graph: Graph) -> FusionPlan:
         """Return the groups that become kernels, with reasons."""
-        return fusion_plan(graph, self.without, self.on_device, self.options.winograd, self.rounded)
+        return fusion_plan(graph, self.without, self.on_device, self.options.winograd, self.rounded, self.unit)
 
     @property
     def rounded(self) -> bool:
         """Whether float32 products may round their operands to bfloat16."""
         return self.options.precision == BF16
+
+    @property
+    def unit(self) -> bool:
+        """Whether a matrix unit of the processor multiplies such operands."""
+        return False
 
     @abstractmethod
     def builder(self, plan: FusionPlan, records: Records | None = None) -> Builder:

@@ -74,10 +74,13 @@ class Cpu(Target):
         if options.precision == BF16:
             self.without |= {"winograd"}  # the sums of tiles would amplify the rounding
         self.processor = cpu_target(name)
-        if not self.processor.amx:
-            self.without |= {"groups", "stems"}
         if not self.processor.quads:
             self.without |= {"rowsums"}  # int16 pairs can hold the weights minus their zero points
+
+    @property
+    def unit(self) -> bool:
+        """See ``Target``."""
+        return self.processor.amx
 
     def rewrite(self, graph: Graph) -> Graph:
         """Implement ``Target.rewrite``, and write the integers of index checks to memory."""

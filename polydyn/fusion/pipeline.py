@@ -63,7 +63,7 @@ class Pass:
 
     With none of the three it is the switch of a step in a later stage. ``summary``: one line for people, with the
     paper's section. ``cuda``, ``cpu``: the pass runs only for this kind of target; ``bf16``: only if products may round
-    their operands.
+    their operands; ``unit``: only if a matrix unit then multiplies them.
     """
 
     name: str
@@ -74,6 +74,7 @@ class Pass:
     cuda: bool = False
     cpu: bool = False
     bf16: bool = False
+    unit: bool = False
 
 
 REWRITES: tuple[Pass, ...] = (
@@ -95,9 +96,9 @@ FUSION: tuple[Pass, ...] = (
     Pass("views", "views and scalars are inlined into readers (BladeDISC 4.2 input-inline)", graph=inline_views),
     Pass("dequantize", "bytes are dequantized where maps read them", graph=dequantize_in_readers),
     Pass("split", "merged axes are split if readers use the parts (dim collapse)", graph=split_merged_axes),
-    Pass("stems", "a window's row and few channels become one axis", graph=merge_rows_of_windows, cpu=True, bf16=True),
+    Pass("stems", "a window's row and few channels become one axis", graph=merge_rows_of_windows, cpu=True, unit=True),
     Pass("layout", "convolutions and the nodes after them are stored channels last", graph=channels_last),
-    Pass("groups", "narrow groups of channels fill a tile of the matrix unit", graph=widen_groups, cpu=True, bf16=True),
+    Pass("groups", "narrow groups of channels fill a tile of the matrix unit", graph=widen_groups, cpu=True, unit=True),
     Pass("winograd", "3x3 convolutions need 4 or 2.25 multiplications instead of 9", graph=winograd),
     Pass("rowsums", "weights with any zero point become int8, plus a sum per row", graph=sum_rows),
     Pass("offsets", "row zero points are hoisted out of integer products", graph=hoist_zero_points),
@@ -148,13 +149,15 @@ def rewrite_graph(graph: Graph, without: Collection[str] = (), cuda: bool = Fals
 
 
 def fusion_plan(
-    graph: Graph, without: Collection[str] = (), cuda: bool = False, side: int = SIDE, rounded: bool = False
+    graph: Graph, without: Collection[str] = (), cuda: bool = False, side: int = SIDE, rounded: bool = False,
+    unit: bool = False,
 ) -> FusionPlan:
     """Return the fusion plan of a rewritten graph: ``FUSION`` without the passes named.
 
-    ``cuda``: for CUDA kernels; ``side``: pixels of Winograd's tiles; ``rounded``: products may round to bfloat16.
+    ``cuda``: for CUDA kernels; ``side``: pixels of Winograd's tiles; ``rounded``: products may round to bfloat16;
+    ``unit``: the processor has a matrix unit.
     """
-    off = _off(without, cuda, rounded)
+    off = _off(without, cuda, rounded, unit)
     plan = _fused(graph, off, cuda, side, verifying())
     try:
         verify_plan(plan)
@@ -166,7 +169,8 @@ def fusion_plan(
 
 def _fused(graph: Graph, off: frozenset[str], cuda: bool, side: int, verify: bool) -> FusionPlan:
     """Return the plan after all passes that are not ``off``. ``verify``: check it after each pass."""
-    plan = separate(prepared_graph(graph, off, cuda, side, rounded=True), DEVICE_DTYPES if cuda else VECTOR_DTYPES)
+    graph = prepared_graph(graph, off, cuda, side, rounded=True, unit=True)
+    plan = separate(graph, DEVICE_DTYPES if cuda else VECTOR_DTYPES)
     for p in FUSION:
         if p.groups is join_prologues:
             p = replace(p, groups=partial(join_prologues, cuda=cuda))
@@ -180,16 +184,20 @@ def _fused(graph: Graph, off: frozenset[str], cuda: bool, side: int, verify: boo
 
 
 def prepared_graph(
-    graph: Graph, without: Collection[str] = (), cuda: bool = False, side: int = SIDE, rounded: bool = False
+    graph: Graph, without: Collection[str] = (), cuda: bool = False, side: int = SIDE, rounded: bool = False,
+    unit: bool = False,
 ) -> Graph:  # fmt: skip
     """Return the rewritten graph after the graph passes of ``FUSION``, ready for grouping."""
     passes = tuple(replace(p, graph=partial(winograd, side=side)) if p.graph is winograd else p for p in FUSION)
-    return _rewritten(graph, passes, _off(without, cuda, rounded))
+    return _rewritten(graph, passes, _off(without, cuda, rounded, unit))
 
 
-def _off(without: Collection[str], cuda: bool, rounded: bool) -> frozenset[str]:
+def _off(without: Collection[str], cuda: bool, rounded: bool, unit: bool) -> frozenset[str]:
     """Return the names of the passes of ``FUSION`` that are off."""
-    unused = {p.name for p in FUSION if (p.cpu if cuda else p.cuda) or (p.bf16 and not rounded)}
+    unused = {
+        p.name for p in FUSION
+        if (p.cpu if cuda else p.cuda) or (p.bf16 and not rounded) or (p.unit and not (rounded and unit))
+    }  # fmt: skip
     return check_names(without) | unused
 
 

@@ -44,11 +44,11 @@ class Window:
     def model(self) -> onnx.ModelProto:
         """Build the model: sums of few products, so that bfloat16 has all numbers."""
         rng, rank = np.random.default_rng(5), len(self.taps)
-        shape = (self.results, self.channels // self.group, *self.taps)
+        shape, ones = (self.results, self.channels // self.group, *self.taps), (1,) * rank
         few = 12 / (shape[1] * np.prod(self.taps))
         w = rng.integers(-1, 2, shape) * (rng.random(shape) < few)
-        last = rng.integers(-1, 2, (32, self.results, *(1,) * rank)) * (rng.random((32, self.results, *(1,) * rank)) < 0.2)
-        first = np.eye(self.channels)[rng.permutation(self.channels)].reshape(self.channels, -1, *(1,) * rank)
+        last = rng.integers(-1, 2, (32, self.results, *ones)) * (rng.random((32, self.results, *ones)) < 0.2)
+        first = np.eye(self.channels)[rng.permutation(self.channels)].reshape(self.channels, -1, *ones)
         attributes: dict[str, Any] = {
             "strides": [self.stride] * rank, "pads": list(self.pads), "group": self.group,
             "dilations": [self.dilation] * rank,

@@ -37,7 +37,7 @@ def verify_by_running(
     Raises ForeignError if a recheck of order or shared memory disagrees, PlanError if there is a fault.
     """
     side = target.options.winograd
-    before = prepared_graph(rewritten, target.without, target.on_device, side, target.rounded)
+    before = prepared_graph(rewritten, target.without, target.on_device, side, target.rounded, target.unit)
     later = (rewritten, before, kernels.plan.graph)
     planned = Planned(
         source, later, kernels, *forms_of(builder), plan, loops, width=width_of(target), rounding=rounding_of(target)

@@ -95,7 +95,7 @@ def planned_of(graph: Graph, target: Target, edit: Edit | None = None) -> Planne
     edit = edit or Edit()
     rewritten = target.rewrite(graph)
     side = target.options.winograd
-    before = prepared_graph(rewritten, target.without, target.on_device, side, target.rounded)
+    before = prepared_graph(rewritten, target.without, target.on_device, side, target.rounded, target.unit)
     fused = edit("fuse", target.fuse(rewritten))
     builder = target.builder(fused, None)
     with loops_kept() as loops:
