@@ -154,9 +154,16 @@ class _Rounding(Rewriting):
         return self.exact[name]
 
     def _is_late_sum(self, n: Compute) -> bool:
-        """Check for a sum over one tensor, such as a mean of an image, that is rounded later."""
-        read = [x for x in n.inputs if x not in self.graph.constants]
-        return n.reduce == "sum" and len(read) == 1 and self._is_rounded_later(n.output)
+        """Check for a sum of a tensor, such as a mean of an image, that is rounded later and meets the tensor only
+        after that: a norm subtracts its mean before.
+        """
+        late = n.reduce == "sum" and isinstance(n.body, Load) and self._is_rounded_later(n.output)
+        return late and not self._meets(n.output, n.inputs[0])
+
+    def _meets(self, name: str, other: str) -> bool:
+        """Check whether a map reads another tensor together with a tensor or what is computed from it."""
+        maps = (r for r in self.consumers[name] if isinstance(r, Compute) and r.is_map)
+        return any(other in r.inputs or self._meets(r.output, other) for r in maps)
 
     def _is_rounded_later(self, name: str) -> bool:
         """Check whether only products that round read a tensor, or what is computed from it element by element."""

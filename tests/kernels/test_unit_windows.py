@@ -96,7 +96,8 @@ def planned(w: Window, off: tuple[str, ...] = ()) -> HostPlan:
 @pytest.mark.parametrize("w", [*STEMS.values(), *GROUPS.values()], ids=[*STEMS, *GROUPS])
 def test_every_image_is_equal_to_the_reference(w: Window) -> None:
     plan = planned(w)
-    assert all(k.amx for k in plan.kernels if "contract" in k.name or "matrix" in k.name), [k.name for k in plan.kernels]
+    names = [k.name for k in plan.kernels if not k.amx]
+    assert not any("contract" in n or "matrix" in n for n in names), names
     assert any(k.amx for k in plan.kernels)
     w.check(build_program(plan, target=TARGET, threads=2).run, *IMAGES[len(w.taps)])
 
