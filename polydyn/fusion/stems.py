@@ -7,6 +7,8 @@ and the convolution reads the image at a distance of ``stride * channels`` for e
 
     sum over c, t of x[c, s*w + t - p] * k[c, t]  ==  sum over r of X[C * (s*w - p) + r] * K[r],   r = C * t + c
 
+The gain: a 7x7 convolution of 224 x 224 pixels takes 0.6 ms instead of 1.7 (docs/notes/0023-types.md).
+
 Padded steps have weights 0. Sums are equal if the image is finite; an infinite pixel makes the sums that read it as
 padding NaN.
 """
@@ -41,9 +43,6 @@ MOST_CHANNELS = 8
 """Maximum channels of an image. With 16, the steps of one pixel fill an instruction."""
 LEAST_STEPS = 16
 """Steps that the unit multiplies without waste: the steps of a row of the window become a multiple."""
-GAIN = 1660, 530
-"""Microseconds of a 7x7 convolution of a 224 x 224 image with 3 channels, before and after, measured on a Sapphire
-Rapids (docs/notes/0023-types.md)."""
 IMAGE, WEIGHTS = "@pixels", "@rows"
 V = Index.of
 
