@@ -33,12 +33,11 @@ class _Rounding(Rewriting):
     def __init__(self, graph: Graph) -> None:
         super().__init__(graph)
         self.consumers = graph.consumers()
-        self.makers = {n.output: n for n in graph.nodes}
         self.order = {n.output: k for k, n in enumerate(graph.nodes)}
         self.stored: dict[str, str] = {}
-        self.behind: dict[str, bool] = {}
-        self.exact: dict[str, bool] = {}
-        self.rounded_later: dict[str, bool] = {}
+        self.behind = self._behind_products()
+        self.late = self._rounded_later()
+        self.exact = self._needing_floats()
 
     def run(self) -> Graph:
         """Return the rewritten graph."""
@@ -91,7 +90,7 @@ class _Rounding(Rewriting):
 
     def _gains(self, reader: Compute, name: str) -> bool:
         """Check for a reader for whose sake a tensor is rounded."""
-        largest = reader.reduce == "max" and self._is_rounded_later(reader.output)
+        largest = reader.reduce == "max" and reader.output in self.late
         return self._rounds(reader) or largest or self._is_depthwise(reader, name) or self._adds_later(reader, name)
 
     def _readers(self, name: str) -> Iterator[tuple[Node, str]]:
@@ -121,58 +120,67 @@ class _Rounding(Rewriting):
         if reader.reduce is not None:
             window = reader.reduce in WINDOWS and self._is_window(reader, name)
             return window or self._is_late_sum(reader)
-        residual = any(self._behind_product(x) for x in reader.inputs if x != name)
-        return residual and not self._needs_floats(reader.output)
+        residual = any(x in self.behind for x in reader.inputs if x != name)
+        return residual and reader.output not in self.exact
 
-    def _behind_product(self, name: str) -> bool:
-        """Check whether a tensor is a product's, or is computed from one element by element."""
-        if name not in self.behind:
-            n = self.makers.get(name)
-            plain = isinstance(n, Compute) and n.is_map
-            self.behind[name] = isinstance(n, Compute) and (
-                self._rounds(n) or (plain and any(map(self._behind_product, n.inputs)))
-            )
-        return self.behind[name]
+    def _behind_products(self) -> set[str]:
+        """Return the tensors that are a product's, or are computed from one element by element."""
+        found = set[str]()
+        for n in self.graph.nodes:
+            if isinstance(n, Compute) and (self._rounds(n) or (n.is_map and not found.isdisjoint(n.inputs))):
+                found.add(n.output)
+        return found
 
     def _adds_later(self, reader: Compute, name: str) -> bool:
         """Check for a residual sum behind a product that is computed after a tensor, so that the tensor is stored."""
         own = self.order.get(name, len(self.order))
         later = (x for x in reader.inputs if self.order.get(x, 0) > own)
-        return reader.is_map and any(map(self._behind_product, later))
+        return reader.is_map and not self.behind.isdisjoint(later)
 
-    def _needs_floats(self, name: str) -> bool:
-        """Check whether a norm or another reduction reads a tensor, or what is computed from it element by element."""
-        if name not in self.exact:
-            self.exact[name] = False
-            for r in self.consumers[name]:
+    def _needing_floats(self) -> set[str]:
+        """Return the tensors that a norm or another reduction reads, or reads after a computation element by element.
+        """
+        found = set[str]()
+        for n in reversed(self.graph.nodes):
+            for r in self.consumers[n.output]:
                 if not isinstance(r, Compute):
-                    self.exact[name] = True
+                    takes = False
                 elif r.is_map:
-                    self.exact[name] |= self._needs_floats(r.output)
+                    takes = r.output not in found
                 else:
-                    self.exact[name] |= not (self._rounds(r) or self._is_window(r, name) or self._is_late_sum(r))
-        return self.exact[name]
+                    takes = self._rounds(r) or self._is_window(r, n.output) or self._is_late_sum(r)
+                if not takes:
+                    found.add(n.output)
+        return found
 
     def _is_late_sum(self, n: Compute) -> bool:
         """Check for a sum of a tensor, such as a mean of an image, that is rounded later and meets the tensor only
         after that: a norm subtracts its mean before.
         """
-        late = n.reduce == "sum" and isinstance(n.body, Load) and self._is_rounded_later(n.output)
+        late = n.reduce == "sum" and isinstance(n.body, Load) and n.output in self.late
         return late and not self._meets(n.output, n.inputs[0])
 
     def _meets(self, name: str, other: str) -> bool:
         """Check whether a map reads another tensor together with a tensor or what is computed from it."""
-        maps = (r for r in self.consumers[name] if isinstance(r, Compute) and r.is_map)
-        return any(other in r.inputs or self._meets(r.output, other) for r in maps)
+        seen, left = {name}, [name]
+        while left:
+            for r in self.consumers[left.pop()]:
+                if isinstance(r, Compute) and r.is_map and r.output not in seen:
+                    if other in r.inputs:
+                        return True
+                    seen.add(r.output)
+                    left.append(r.output)
+        return False
 
-    def _is_rounded_later(self, name: str) -> bool:
-        """Check whether only products that round read a tensor, or what is computed from it element by element."""
-        if name not in self.rounded_later:
-            self.rounded_later[name] = name not in self.graph.outputs and all(
-                isinstance(r, Compute) and (self._rounds(r) or (r.is_map and self._is_rounded_later(r.output)))
-                for r in self.consumers[name]
-            )
-        return self.rounded_later[name]
+    def _rounded_later(self) -> set[str]:
+        """Return the tensors that only products read that round, at once or after computations element by element."""
+        found = set[str]()
+        for n in reversed(self.graph.nodes):
+            readers = self.consumers[n.output]
+            late = (isinstance(r, Compute) and (self._rounds(r) or (r.is_map and r.output in found)) for r in readers)
+            if n.output not in self.graph.outputs and all(late):
+                found.add(n.output)
+        return found
 
     def _rounds(self, n: Compute) -> bool:
         """Check for a product that rounds its operands: one of them is a constant (``lowering/k_packing.py``)."""

@@ -38,6 +38,8 @@ from polydyn.schedules.index import product
 
 MAX_OPERATIONS = 8
 """Maximum operations of a prologue that is computed again for every tap of a window."""
+MOST_OPERATIONS = 64
+"""Maximum operations of any prologue: it is one expression, and passes walk expressions recursively."""
 EXPENSIVE_OPS = frozenset((
     "exp", "log", "tanh", "erf", "sin", "cos", "pow", "sigmoid", "sqrt", "div", "fmod", "mod", "expm1", "log1p", "erfc",
     "atan2",
@@ -208,7 +210,9 @@ def may_join(graph: Graph, n: Compute, operand: Value, maps: Sequence[Compute]) 
         return False
     taps = sum(is_reduction(s) for s in {s for x in loads(operand) for i in x.index for s in i.symbols()}) > 1
     work = [v for m in maps if not is_guarded_view(m) for v in walk(m.body) if isinstance(v, Op)]
-    return not taps or (len(work) <= MAX_OPERATIONS and not any(v.name in EXPENSIVE_OPS for v in work))
+    if not taps:
+        return len(work) <= MOST_OPERATIONS
+    return (len(work) <= MAX_OPERATIONS and not any(v.name in EXPENSIVE_OPS for v in work))
 
 
 def _divides_steps(operand: Value, tensors: Collection[str]) -> bool:
