@@ -2,8 +2,8 @@
 
 A tile of the unit reads 32 channels of a pixel in the time of one. Groups of 2, 4, 8 or 16 channels become groups of
 32: weights between channels of different groups are 0. So the unit does ``32 / size`` times the operations, which its
-rate pays for: the 3x3 convolutions of ResNeXt-50 with groups of 4 take 0.25 ms instead of 0.59, those with groups of 8
-0.13 instead of 0.60 (docs/notes/0023-types.md). Vector kernels waste nothing, but each lane reads its own group.
+rate pays for: in ResNeXt-50, a 3x3 convolution with groups of 4 takes 0.25 ms instead of 0.59, and one with groups of 8
+takes 0.13 instead of 0.60 (docs/notes/0023-types.md). Vector kernels waste nothing, but each lane reads its own group.
 
 The new sums add products with 0. They are equal if the image is finite; an infinite element makes all 32 channels NaN.
 """
@@ -98,7 +98,7 @@ def _has_both(w: Load, axis: int, step: int) -> bool:
 
 
 def _spread(weights: Array, axis: int, rows: int, size: int) -> Array:
-    """Return weights [.., channels, .., 32, ..] of groups of 32, from those of groups of ``size``.
+    """Return weights [.., channels, .., 32, ..] for groups of 32. ``weights`` is for groups of ``size`` channels.
 
     ``axis`` and ``rows``: the dimensions of the output channels and of a group's input channels.
     """

@@ -212,12 +212,13 @@ def may_join(graph: Graph, n: Compute, operand: Value, maps: Sequence[Compute]) 
     work = [v for m in maps if not is_guarded_view(m) for v in walk(m.body) if isinstance(v, Op)]
     if not taps:
         return len(work) <= MOST_OPERATIONS
-    return (len(work) <= MAX_OPERATIONS and not any(v.name in EXPENSIVE_OPS for v in work))
+    return len(work) <= MAX_OPERATIONS and not any(v.name in EXPENSIVE_OPS for v in work)
 
 
 def _divides_steps(operand: Value, tensors: Collection[str]) -> bool:
-    """Check whether an operand reads tensors at quotients of a reduction's step: stored, their elements lie side by
-    side.
+    """Check whether an operand reads tensors at quotients of a reduction's step.
+
+    If such a tensor is stored, its elements are contiguous. A copy that computes them divides for each element.
     """
     atoms = (a for x in loads(operand) if x.buffer in tensors for i in x.index for a in i.atoms())
     return any(is_reduction(s) for a in atoms if not isinstance(a, str) for i in a.args for s in i.symbols())

@@ -52,7 +52,8 @@ class _Stem:
     """A convolution of few channels.
 
     ``image`` and ``weights``: its loads. ``channel`` and ``tap``: the numbers of the reductions over channels and along
-    the window's row. ``axis``: the image's axis of channels. ``channels``, ``padded``: of the image.
+    the window's row. ``axis``: the image's axis of channels. ``channels``: their number; ``padded``: their number after
+    padding.
     """
 
     image: Load
@@ -121,7 +122,7 @@ class _Merging(Rewriting):
         return replace(n, body=substitute(body, names), reduction=reduction)
 
     def _merged_weights(self, stem: _Stem, steps: int) -> Array:
-        """Return the weights [.., steps], from those with dimensions for channels and taps."""
+        """Return the weights [.., steps]. The stored weights have a dimension for channels and one for taps."""
         array = self.constants[stem.weights.buffer]
         at = [stem.weights.index.index(V(reduction_name(k))) for k in (stem.tap, stem.channel)]
         moved = np.moveaxis(array, at, (-2, -1))
@@ -129,25 +130,26 @@ class _Merging(Rewriting):
         out[..., : moved.shape[-2], : moved.shape[-1]] = moved
         return out.reshape(*out.shape[:-2], steps)
 
-    def _image(self, n: Compute, stem: _Stem, place: Index, more: int) -> Load:
-        """Return the load of an element of the image, whose last place is ``place``. ``more``: places behind its end
-        that are read, too.
+    def _image(self, n: Compute, stem: _Stem, place: Index, extra_places: int) -> Load:
+        """Return the load of the image's element at ``place`` along its last axis.
+
+        ``extra_places``: the places after the end of a row that the convolution reads.
         """
         pixels = tuple(i for a, i in enumerate(stem.image.index[:-1]) if a != stem.axis)
         padding = self.paddings.get(stem.image.buffer)
-        padded = self._padded(padding, stem, more) if padding is not None else None
+        padded = self._padded(padding, stem, extra_places) if padding is not None else None
         if padded is None:
             shape = self.graph.tensors[stem.image.buffer].shape
             same = Load("float32", stem.image.buffer, tuple(V(dim_name(a)) for a in range(len(shape))))
             view = Op("float32", "where", (const(True, "bool"), same, const(0.0, "float32")))
-            padded = self._padded(Compute(stem.image.buffer, view, origin=n.origin), stem, more)
+            padded = self._padded(Compute(stem.image.buffer, view, origin=n.origin), stem, extra_places)
             assert padded is not None, "a view of the whole image"
         return Load("float32", padded, (*pixels, place))
 
-    def _padded(self, n: Compute, stem: _Stem, more: int) -> str | None:
-        """Add a padded image with merged pixels and channels; return its name, or None if channels are padded too.
+    def _padded(self, n: Compute, stem: _Stem, extra_places: int) -> str | None:
+        """Add a padded image with merged pixels and channels; return its name, or None if ``n`` pads channels.
 
-        ``n``: the padding. ``more``: places of zeros behind the end.
+        ``n``: the node that pads the image. ``extra_places``: the zeros to add after the end of a row.
         """
         (read,) = loads(n.body)
         assert isinstance(n.body, Op)
@@ -178,7 +180,7 @@ class _Merging(Rewriting):
         axes = [a for a in range(len(shape)) if a != stem.axis]
         body = Op("float32", "where", (condition, element, const(0.0, "float32")))
         new = substitute(body, {dim_name(a): V(dim_name(k)) for k, a in enumerate(axes)})
-        extent = (*(shape[a] for a in axes[:-1]), shape[-1] * width + more)
+        extent = (*(shape[a] for a in axes[:-1]), shape[-1] * width + extra_places)
         return self.add(Compute(self.fresh_name(n.output + IMAGE), new, origin=n.origin), extent)
 
     def _channels_last(self, name: str, n: Compute, stem: _Stem) -> str:

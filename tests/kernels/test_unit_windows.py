@@ -24,7 +24,6 @@ from tests.support.tiny import node
 
 pytestmark = pytest.mark.skipif("avx512bw" not in machine_features(), reason="the emulation is for AVX-512")
 TARGET = "cpu:amx-emulated"
-BF16 = Options(precision="bf16")
 RNG = np.random.default_rng(11)
 
 
