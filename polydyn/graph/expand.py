@@ -15,6 +15,7 @@ from polydyn.graph.check import with_node
 from polydyn.graph.dynamic import Symbols, prove_symbols, with_free_targets, with_symbols
 from polydyn.graph.importer import ImportedGraph, ModelLike, load_model, with_inputs
 from polydyn.graph.inner import Inner, captured_by
+from polydyn.graph.intervals import Interval, of_array, stays_inside
 from polydyn.graph.ir import (
     Compute,
     Concat,
@@ -210,9 +211,22 @@ class _Builder:
             why = f"{place}: index {i} of {indices} lies in [{0 if natural else -size}, {size})"
             self.facts.at_most(i + 1, size, why)
             self.facts.at_most(-i, ZERO if natural else size, why)
-        if value is None and known is None:
+        if value is None and known is None and not self._is_inside(indices, size, natural):
             for shift in (ZERO, -size) if natural else (ZERO,):  # x - size is in [-size, size): x is not negative
                 self._bound_on_data(self.aliases.get(indices, indices), size, place, component, shift)
+
+    def _interval(self, name: str) -> Interval | None:
+        known = self.constant(name)
+        return self.positions.intervals.of(self.aliases.get(name, name)) if known is None else of_array(known)
+
+    def _is_inside(self, indices: str, size: Dim, natural: bool) -> bool:
+        """Check whether the interval of computed indices proves the bound, whatever the data are."""
+        found, least = self._interval(indices), ZERO if natural else -size
+        return found is not None and all(self.facts.nonnegative(x) for x in (found[0] - least, size - 1 - found[1]))
+
+    def never_negative(self, indices: str) -> bool:
+        """Return whether constants decide that no element of ``indices`` is negative."""
+        return (self._interval(indices) or (-1, -1))[0] >= 0
 
     def _bound_on_data(self, indices: str, size: Dim, place: str, component: int | None, shift: Index) -> None:
         """Add a bound on the data that the primitive will fetch: the whole tensor, or the tensor of which it is a
@@ -228,7 +242,7 @@ class _Builder:
         fetched = formula.fetches()
         if not fetched:
             return  # sizes only: ``_inside`` adds a guard
-        if self._lies_inside(formula, size):
+        if stays_inside(formula, size, self.ranges, self.facts):
             return
         moving = {str(d) for d, e in zip(at, shape, strict=True) if e != 1}
         for a in fetched if len(fetched) == 1 else ():
@@ -243,17 +257,6 @@ class _Builder:
     def below(self, tensor: str, size: Dim) -> None:
         """Record that every element of a tensor made by the host is in [0, size)."""
         self.ranges[tensor] = size
-
-    def _lies_inside(self, formula: Index, size: Dim) -> bool:
-        """Check whether the range of its fetched values keeps a subscript in [0, size), so that a remainder changes
-        nothing.
-        """
-        names = {a: f"fetched {k}" for k, a in enumerate(sorted(formula.fetches(), key=str))}
-        if any(a.name not in self.ranges for a in names):
-            return False
-        ranges = {x: self.ranges[a.name] for a, x in names.items()}
-        free = formula.rebuild(lambda a: Index.of(names[a]) if a in names else Index({(a,): 1}))
-        return self.facts.simplify(free % size, ranges) == self.facts.simplify(free, ranges)
 
     def position(self, indices: str, at: tuple[Index, ...], size: Dim, ranges: Ranges) -> Index | None:
         """Return a subscript that is a formula inside its axis, or None if it is data or may be negative."""
@@ -408,19 +411,17 @@ class _Builder:
         """Add the tensor if needed: a constant, or shape arithmetic written as data."""
         if name in self.tensors:
             return
-        known = self.constant(name)
-        if known is not None and name in self.typed.graph.outputs:  # outputs are computed, constants are not
-            self._copy(self.new_constant(known, name), name)
-            return
-        if known is not None:
-            self._add_constant(name, known)
+        if (known := self.constant(name)) is not None:
+            if name in self.typed.graph.outputs:  # outputs are computed, constants are not
+                self._copy(self.new_constant(known, name), name)
+            else:
+                self._add_constant(name, known)
             return
         value = self.value(name)
         if value is None:
             raise PolydynError(f"{name} is read but no primitive computes it", tensor=name)
-        t = self.typed.tensor(name)
         before, self.current = self.current, None
-        self.compute(t.shape, spell(value, t.dtype), output=name)
+        self.compute(self.typed.tensor(name).shape, spell(value, self.typed.tensor(name).dtype), output=name)
         self.current = before
 
     def finish(self) -> Graph:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 
 import numpy as np
 
+from polydyn.graph.intervals import Intervals
 from polydyn.graph.ir import Compute, Concat, Dim, dim_name
 from polydyn.schedules.expr import Array, Const, FromIndex, Load, Op, Value
 from polydyn.schedules.index import ZERO, Atom, Index, fetch
@@ -25,11 +26,13 @@ class Positions:
     """Formulas of the tensors so far."""
 
     def __init__(self) -> None:
+        self.intervals = Intervals()
         self._formulas: dict[str, Index] = {}
         self._concats: dict[str, tuple[Concat, tuple[Dim, ...]]] = {}
 
     def learn(self, node: Compute) -> None:
-        """Record the formula of a Compute, if it is one."""
+        """Record the formula of a Compute, if it is one, and the interval of its elements."""
+        self.intervals.learn(node)
         formula = self._formula(node.body) if node.reduce is None and node.body.dtype in FORMULA_DTYPES else None
         if formula is not None and len(formula.terms) <= MAX_TERMS:
             self._formulas[node.output] = formula
@@ -39,10 +42,12 @@ class Positions:
 
         Exporters write tuples of subscripts in this form, each component as a part of length 1.
         """
+        self.intervals.learn_concat(node)
         self._concats[node.output] = node, lengths
 
     def learn_constant(self, name: str, array: Array) -> None:
-        """Record the formula of a constant that is affine in its position (an iota, equal numbers)."""
+        """Record the formula of a constant that is affine in its position (iotas, equal numbers), and its interval."""
+        self.intervals.learn_constant(name, array)
         if str(array.dtype) not in FORMULA_DTYPES or array.size == 0:
             return
         origin = (0,) * array.ndim

@@ -12,6 +12,8 @@ from onnx import helper, numpy_helper
 
 import polydyn
 from polydyn.errors import InputError, ModelError, ShapeError, UnsupportedError
+from polydyn.graph.expand import import_model
+from polydyn.graph.functions import forests
 
 RNG = np.random.default_rng(0)
 ML = "ai.onnx.ml"
@@ -117,6 +119,22 @@ def test_forests_that_estimate(count: int, depth: int, ids: list[int], post: dic
     trees = Trees(count, depth, ["LEQ", "GT"])
     attributes = {"n_targets": len(ids)} | trees.nodes() | trees.entries("target", ids, -0.1) | post
     compare(one("TreeEnsembleRegressor", "float32", [SCORES], **attributes))
+
+
+def test_levels_need_no_checks_and_deep_trees_repeat_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Leaves may have any feature and any children: nothing reads them."""
+    trees = Trees(3, 4, ["LEQ"])
+    for row in trees.rows:
+        if row[3] == "LEAF":
+            row[2], row[5], row[6] = -2, -1, -1
+    attributes = {"n_targets": 1} | trees.nodes() | trees.entries("target", [0])
+    m = one("TreeEnsembleRegressor", "float32", [SCORES], **attributes)
+    assert not import_model(m).bounds
+    compare(m)
+    written = polydyn.compile(m, threads=1)
+    monkeypatch.setattr(forests, "LEVELS", 1)
+    repeated, x = polydyn.compile(m, threads=1, cache=False), numbers(9, "float32")
+    np.testing.assert_array_equal(repeated.run({"x": x})[SCORES[0]], written.run({"x": x})[SCORES[0]])
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])

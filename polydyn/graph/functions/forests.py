@@ -1,12 +1,15 @@
 """Tree ensembles of ai.onnx.ml: all trees descend one level at a time through tables of nodes.
 
-Every sample has one position in each tree. A Loop moves all positions to a child, once per level of the deepest tree; a
-leaf is its own child. The weights of the leaves are then combined per target (``functions/scores.py``).
+Every sample has one position in each tree. All positions move to a child, once per level of the deepest tree; a leaf is
+its own child. The levels are written one after another, because constants then bound every position
+(``graph/intervals.py``): no level checks its subscripts. A Loop repeats one level for trees of more than ``LEVELS``.
+The weights of the leaves are then combined per target (``functions/scores.py``).
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -22,6 +25,10 @@ MODES = ("LEQ", "LT", "GTE", "GT", "EQ", "NEQ", "MEMBER")
 """Comparisons of a feature with a node's value, in the order of TreeEnsemble's codes. MEMBER: is in a set."""
 COMPARISONS = {"LEQ": "LessOrEqual", "LT": "Less", "GTE": "GreaterOrEqual", "GT": "Greater", "EQ": "Equal"}
 LEAF = -1
+COLUMNS = ("feature", "yes", "no", "mode")
+"""Columns of the table of nodes: a visit reads one line of the cache."""
+LEVELS = 64
+"""Maximum levels that are written one after another."""
 AGGREGATES = {"SUM": "ReduceSum", "AVERAGE": "ReduceSum", "MIN": "ReduceMin", "MAX": "ReduceMax"}
 
 
@@ -160,50 +167,48 @@ def _members(b: Body, mode: Array, nodes: int, dtype: str) -> Array:
 # -- walking -----------------------------------------------------------------------------------------------------------
 
 
-class _Step:
-    """The body of the Loop: nodes over the names of the outer tables."""
+class _Walk:
+    """Writes one level: nodes over tables, by ``op`` (operator, inputs, attributes -> result) and ``table`` (array ->
+    its name).
+    """
 
-    def __init__(self, prefix: str, forest: Forest, dtype: str) -> None:
-        self.prefix, self.forest, self.dtype = f"{prefix}walk.", forest, dtype
-        self.nodes: list[OnnxNode] = []
-        self.constants: dict[str, Array] = {}
+    def __init__(self, forest: Forest, op: Callable[..., str], table: Callable[[Array], str]) -> None:
+        self.forest, self.op = forest, op
+        inner = forest.mode != LEAF
+        forest = replace(forest, feature=np.where(inner, forest.feature, 0))  # leaves may have any feature
+        packed = np.stack([forest.feature, forest.yes, forest.no, forest.mode], 1)
+        self.tables = {"nodes": table(_compact(packed.reshape(-1))), "value": table(forest.value)}
+        self.tables |= {"width": table(np.array(4, np.int32))}
+        self.tables |= {c: table(np.array(k, np.int32)) for k, c in enumerate(COLUMNS)}
+        self.used = [MODES[m] for m in np.unique(forest.mode[inner])]
+        if len(self.used) > 1:
+            self.tables |= {"mode": table(forest.mode)} | {m: table(np.array(MODES.index(m))) for m in self.used}
+        if "MEMBER" in self.used:
+            self.tables |= {"members": table(forest.members), "axis": table(np.array([-1]))}
+        if forest.missing.any():
+            self.tables["missing"] = table(forest.missing)
 
-    def op(self, name: str, *inputs: str, **attributes: Any) -> str:
-        own = f"{self.prefix}{name}_{len(self.nodes)}"
-        self.nodes.append(OnnxNode(own, name, inputs, (own,), attributes, OPSET))
-        return own
+    def level(self, x: str, at: str) -> str:
+        """Return the positions one level below the positions ``at``."""
+        first = self.op("Mul", at, self.tables["width"])
+        feature, yes, no = (self._pick("nodes", self.op("Add", first, self.tables[c])) for c in COLUMNS[:3])
+        value = self.op("GatherElements", x, feature, axis=1)
+        goes = self._goes(value, at)
+        if "missing" in self.tables:
+            goes = self.op("Or", goes, self.op("And", self.op("IsNaN", value), self._pick("missing", at)))
+        return self.op("Where", goes, yes, no)
 
-    def table(self, array: Array, name: str) -> str:
-        self.constants[self.prefix + name] = array
-        return self.prefix + name
+    def _pick(self, table: str, at: str) -> str:
+        return self.op("Gather", self.tables[table], at, axis=0)
 
-    def write(self, x: str) -> ImportedGraph:
-        """Return the graph from (iteration, condition, positions) to (condition, positions one level deeper)."""
-        f, p = self.forest, self.prefix
-        at = f"{p}at"
-
-        def pick(array: Array, name: str) -> str:
-            return self.op("Gather", self.table(array, name), at, axis=0)
-
-        value = self.op("GatherElements", x, pick(f.feature, "feature"), axis=1)
-        goes = self.goes(value, at)
-        if f.missing.any():
-            goes = self.op("Or", goes, self.op("And", self.op("IsNaN", value), pick(f.missing, "missing")))
-        new = self.op("Where", goes, pick(f.yes, "yes"), pick(f.no, "no"))
-        inputs = [ModelInput(p + "i", "int64", ()), ModelInput(p + "more", "bool", ()), ModelInput(at, "int64", None)]
-        more = self.op("Identity", p + "more")
-        return ImportedGraph("walk", tuple(inputs), (more, new), tuple(self.nodes), self.constants)
-
-    def goes(self, value: str, at: str) -> str:
+    def _goes(self, value: str, at: str) -> str:
         """Return whether a position continues to ``yes``, by the mode of its node if there are several modes."""
-        f = self.forest
-        goes_yes, used = "", [MODES[m] for m in np.unique(f.mode[f.mode != LEAF])]
-        modes = self.op("Gather", self.table(f.mode, "mode"), at, axis=0) if len(used) > 1 else ""
-        split = self.op("Gather", self.table(f.value, "value"), at, axis=0)
-        for name in used:
+        goes_yes = ""
+        modes = self._pick("mode", at) if len(self.used) > 1 else ""
+        split = self._pick("value", at)
+        for name in self.used:
             if name == "MEMBER":
-                axis = self.table(np.array([-1]), "axis")
-                sets = self.op("Gather", self.table(f.members, "members"), at, axis=0)
+                axis, sets = self.tables["axis"], self._pick("members", at)
                 same = self.op("Equal", self.op("Unsqueeze", value, axis), sets)
                 hits = self.op("ReduceMax", self.op("Cast", same, to=6), axis, keepdims=0)
                 one = self.op("Cast", hits, to=9)
@@ -212,13 +217,39 @@ class _Step:
             else:
                 one = self.op(COMPARISONS[name], value, split)
             if goes_yes:
-                mine = self.op("Equal", modes, self.table(np.array(MODES.index(name)), f"is{name}"))
-                one = self.op("Where", mine, one, goes_yes)
+                one = self.op("Where", self.op("Equal", modes, self.tables[name]), one, goes_yes)
             goes_yes = one
         return goes_yes
 
 
-def _leaves(b: Body, forest: Forest, x: str, dtype: str) -> str:
+def _compact(array: Array) -> Array:
+    """Return numbers of nodes and features as int32, half the memory."""
+    return array.astype(np.int32) if array.dtype == np.int64 else array
+
+
+def _repeated_level(prefix: str, forest: Forest, x: str) -> ImportedGraph:
+    """Return the body of a Loop from (iteration, condition, positions) to (condition, positions one level deeper)."""
+    p = f"{prefix}walk."
+    nodes: list[OnnxNode] = []
+    constants: dict[str, Array] = {}
+
+    def op(name: str, *inputs: str, **attributes: Any) -> str:
+        output = f"{p}{name}_{len(nodes)}"
+        nodes.append(OnnxNode(output, name, inputs, (output,), attributes, OPSET))
+        return output
+
+    def table(array: Array) -> str:
+        name = f"{p}table_{len(constants)}"
+        constants[name] = array
+        return name
+
+    new = _Walk(forest, op, table).level(x, p + "at")
+    more = op("Identity", p + "more")
+    inputs = (ModelInput(p + "i", "int64", ()), ModelInput(p + "more", "bool", ()), ModelInput(p + "at", "int32", None))
+    return ImportedGraph("walk", inputs, (more, new), tuple(nodes), constants)
+
+
+def _leaves(b: Body, forest: Forest, x: str) -> str:
     """Return [samples, trees]: the leaf in which each sample ends in each tree."""
     depth = forest.depth()
     used = forest.feature[forest.mode != LEAF]
@@ -228,11 +259,15 @@ def _leaves(b: Body, forest: Forest, x: str, dtype: str) -> str:
             raise ModelError("a negative feature number", node=b.node.name)
         b.ctx.at_most(known * 0 + int(used.max()) + 1, known, f"{b.node.name} reads feature {int(used.max())}")
     trees = forest.roots.size
-    start = b.op("Expand", b.constant(forest.roots.reshape(1, trees)), b.shape(b.size(x, 0), trees))
-    if not depth:
-        return start
-    graph = _Step(inner_prefix(b.node), forest, dtype).write(x)
-    return b.op("Loop", b.constant(depth), b.constant(True, "bool"), start, body=graph)
+    roots = _compact(forest.roots.reshape(1, trees))
+    at = b.op("Expand", b.constant(roots, "int32"), b.shape(b.size(x, 0), trees))
+    if depth > LEVELS:
+        graph = _repeated_level(inner_prefix(b.node), forest, x)
+        return b.op("Loop", b.constant(depth), b.constant(True, "bool"), at, body=graph)
+    walk = _Walk(forest, b.op, lambda array: b.constant(array, str(array.dtype)))
+    for _ in range(depth):
+        at = walk.level(x, at)
+    return at
 
 
 def _aggregated(b: Body, forest: Forest, at: str, count: int, aggregate: str) -> tuple[str, str]:
@@ -284,7 +319,7 @@ def tree_ensemble(b: Body) -> None:
     count = int(b.attribute("n_targets") or int(forest.targets.max(initial=0)) + 1)
     how = ("AVERAGE", "SUM", "MIN", "MAX")[b.attribute("aggregate_function", 1)]
     kind = ("NONE", "SOFTMAX", "LOGISTIC", "SOFTMAX_ZERO", "PROBIT")[b.attribute("post_transform", 0)]
-    totals, _ = _aggregated(b, forest, _leaves(b, forest, x, dtype), count, how)
+    totals, _ = _aggregated(b, forest, _leaves(b, forest, x), count, how)
     b.set_output(post_transform(b, totals, kind if count > 1 or kind == "PROBIT" else "NONE", dtype))
 
 
@@ -294,7 +329,7 @@ def tree_ensemble_regressor(b: Body) -> None:
     x, dtype = samples(b)
     forest = _old_forest(b, "target", dtype)
     count = int(b.attribute("n_targets", 1))
-    totals, _ = _aggregated(b, forest, _leaves(b, forest, x, dtype), count, b.attribute("aggregate_function", "SUM"))
+    totals, _ = _aggregated(b, forest, _leaves(b, forest, x), count, b.attribute("aggregate_function", "SUM"))
     base = _table(b, "base_values", dtype)
     totals = b.op("Add", totals, b.constant(base, dtype)) if base.size else totals
     kind = b.attribute("post_transform", "NONE")
@@ -309,7 +344,7 @@ def tree_ensemble_classifier(b: Body) -> None:
     forest = _old_forest(b, "class", dtype)
     labels = b.attribute("classlabels_int64s", ())
     count, base = len(labels), _table(b, "base_values", dtype)
-    totals, has = _aggregated(b, forest, _leaves(b, forest, x, dtype), count, "SUM")
+    totals, has = _aggregated(b, forest, _leaves(b, forest, x), count, "SUM")
     ids = np.unique(forest.targets[forest.targets >= 0])
     kind = b.attribute("post_transform", "NONE")
     if count == 2 and ids.size == 1:

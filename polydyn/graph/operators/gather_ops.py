@@ -29,9 +29,7 @@ def element(
     value = ctx.value(indices)
     if value is not None and value.ndim == 0:
         return wrap(value.item(), n)
-    known = ctx.constant(indices)
-    found = fetch(indices, at)
-    return found if known is not None and (known >= 0).all() else found % n
+    return fetch(indices, at) if ctx.never_negative(indices) else fetch(indices, at) % n
 
 
 def infer_gather(node: OnnxNode, ctx: InferContext) -> tuple[Inferred, ...]:

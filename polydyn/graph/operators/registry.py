@@ -206,6 +206,9 @@ class ExpandContext(Context, Protocol):
         ``natural``: negative values are rejected too.
         """
 
+    def never_negative(self, indices: str) -> bool:
+        """Return whether constants decide that no element of ``indices`` is negative."""
+
     def position(self, indices: str, at: tuple[Index, ...], size: Dim, ranges: Ranges) -> Index | None:
         """Return the subscript that ``indices`` holds at ``at`` if it is a formula of the iterators of ``ranges``.
 
