@@ -33,21 +33,24 @@ class Rules:
     """Parameters of the search.
 
     ``starts``: tiles of the analytical order that are measured first: ``leading`` ones at its head, and ones with a
-    distance between each other. ``batch``: tiles per round; ``ordered`` of them follow the analytical order, twice as
-    many before ``early`` trials. ``size``: tiles of a new region. ``smallest``: a region with fewer tiles begins again.
-    ``wins``, ``losses``: rounds with and without improvement after which a region grows or shrinks.
+    distance between each other. A space has at least one start per ``tiles_per_start``. ``batch``: tiles per round;
+    ``ordered`` of them follow the analytical order, twice as many before ``early`` trials. ``size``: tiles of a new
+    region, at least 1 / ``share`` of the space. ``wins``, ``losses``: rounds with and without improvement after which a
+    region doubles or halves. ``halvings``: a region that has halved more often below its first size begins again.
     ``improvement``: relative decrease of a cost that counts as a win. ``sharpness``: the process models
     ``log(1 + sharpness * log(cost / best))``, which resolves costs near the best. ``distance``: tiles of one round that
     are nearer to each other than this many lengths count less.
     """
 
     starts: int = 8
+    tiles_per_start: int = 600
     leading: int = 4
     batch: int = 4
     ordered: int = 1
     early: int = 32
     size: int = 128
-    smallest: int = 32
+    share: int = 8
+    halvings: int = 2
     wins: int = 1
     losses: int = 2
     improvement: float = 2e-3
@@ -118,6 +121,8 @@ class _Search:
                  weights: Sequence[float], seed: int, rules: Rules) -> None:  # fmt: skip
         self.points, self.objective, self.order, self.rules = points, objective, order, rules
         self.trials = max(0, min(trials, len(points)))
+        self.starts = max(rules.starts, len(points) // rules.tiles_per_start)
+        self.size = max(rules.size, len(points) // rules.share)
         self.random = np.random.default_rng(seed)
         self.process = GaussianProcess(points.shape[1], self.random)
         self.weights = np.array(weights, float)
@@ -127,15 +132,15 @@ class _Search:
 
     def run(self) -> Result:
         head = list(self.order[: self.rules.leading])
-        apart = [r for r in spread(self.points, self.order, self.rules.starts) if r not in head]
-        first = [*head, *apart][: self.rules.starts]
+        apart = [r for r in spread(self.points, self.order, self.starts) if r not in head]
+        first = [*head, *apart][: self.starts]
         rest = [int(i) for i in self.random.permutation(len(self.points)) if i not in first]
-        self._measure([*first, *rest][: self.rules.starts])
+        self._measure([*first, *rest][: self.starts])
         if self.rows and not len(self.weights):
             self.weights = np.ones(self.costs.shape[1])
         for s in range(self.costs.shape[1] if self.rows else 0):
             best = int(np.argmin(self.costs[:, s]))
-            self.regions.append(Region(self.rows[best], self.rules.size, float(self.costs[best, s])))
+            self.regions.append(Region(self.rows[best], self.size, float(self.costs[best, s])))
         while len(self.rows) < self.trials:
             self._round()
         return Result(tuple(self.rows), self.costs, self._smoothed(), tuple(self.regions))
@@ -229,13 +234,13 @@ class _Search:
             region.grown, region.size, region.wins = region.grown + (larger > region.size), larger, 0
         elif region.losses >= r.losses:
             region.shrunk, region.size, region.losses = region.shrunk + 1, region.size // 2, 0
-            if region.size < r.smallest:
+            if region.size < self.size >> r.halvings:
                 self._restart(region, s)
 
     def _restart(self, region: Region, s: int) -> None:
         """Restart a region: at the tile with most expected improvement in the farther half of the space, the next time
         at the best tile again."""
-        region.restarted, region.size, region.wins, region.losses = region.restarted + 1, self.rules.size, 0, 0
+        region.restarted, region.size, region.wins, region.losses = region.restarted + 1, self.size, 0, 0
         rows = self._open_rows()
         if not len(rows):
             return
