@@ -29,7 +29,7 @@ from polydyn.search.explorers.trust_region import Region, Rules, search_rows
 AT, JUDGED_TRIALS = (16, 32, 64, 128), 64
 NORMAL_95 = 1.96
 """Half of the 95 % interval of a normal distribution, in standard deviations."""
-TOLERATED = 0.5
+MAX_EXCESS = 0.5
 """The search may have this much more regret than the analytical order, in per cent."""
 RANDOM, ORDER, EVOLUTION, EI, OURS = "random", "analytical order", "evolution", "GP with EI", "trust region"
 Method = Callable[[RecordedSpace, Matrix, int, int], Sequence[int]]
@@ -113,13 +113,13 @@ class Replayed:
 
     def unmet(self) -> list[str]:
         """Return the conditions that do not hold: the search has less regret than random in a space of more tiles than
-        trials, at most ``TOLERATED`` more than the analytical order, and its regions change in every run."""
+        trials, at most ``MAX_EXCESS`` more than the analytical order, and its regions change in every run."""
         name, ours = f"{self.space.name}, {self.search}", self.mean(OURS, JUDGED_TRIALS)[0]
         drawn, ordered = (self.mean(m, JUDGED_TRIALS)[0] for m in (RANDOM, ORDER))
         out = []
         if len(self.space.points) > JUDGED_TRIALS and ours >= drawn:
             out.append(f"{name}: {ours:.2f} %, random {drawn:.2f} %")
-        if ours > ordered + TOLERATED:
+        if ours > ordered + MAX_EXCESS:
             out.append(f"{name}: {ours:.2f} %, analytical order {ordered:.2f} %")
         if len(self.space.points) > JUDGED_TRIALS and (still := int((self.changes().sum(1) == 0).sum())):
             out.append(f"{name}: no region changed in {still} of {len(self.regions)} runs")

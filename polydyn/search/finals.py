@@ -103,9 +103,11 @@ class SizeClasses:
 
 
 def size_classes(problem: Problem, hardware: Hardware, trials: int) -> SizeClasses:
-    """Return the classes at which ``trials`` tiles are explored: shapes drawn evenly by weight, of which all launches
-    take ``MAX_EXPLORED_SECONDS`` at the machine's peak and bandwidth. The saturating instance stands for longer
-    launches, and for larger sizes than the given ones if any size is dynamic.
+    """Return the classes for an exploration of ``trials`` tiles.
+
+    Shapes are drawn evenly by weight. All launches together take at most ``MAX_EXPLORED_SECONDS`` at the machine's peak
+    and bandwidth. The saturating instance stands for longer launches. If any size is dynamic, it also stands for larger
+    sizes than the given ones.
     """
     b = problem.backbone
     shapes = [(s, w) for s, w in zip(problem.instances(), problem.weights, strict=True) if b.flops(s) and w > 0]

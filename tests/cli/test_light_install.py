@@ -15,7 +15,7 @@ from polydyn.cli.group import COMMANDS
 from tests.support.paths import ROOT
 from tests.support.tiny import model, node
 
-BLOCKED = ("sklearn", "scipy", "threadpoolctl", "matplotlib", "sympy", "networkx", "torch", "onnxruntime")
+BLOCKED_PACKAGES = ("sklearn", "scipy", "threadpoolctl", "matplotlib", "sympy", "networkx", "torch", "onnxruntime")
 NEEDS_EXTRA = {"batch": "jobs", "bench": "bench"}
 """Maps a command to the extra that it names if its packages are missing."""
 
@@ -61,7 +61,7 @@ def test_every_command_runs_without_packages_of_extras(tmp_path: Path) -> None:
     ]  # fmt: skip
     assert {c[0] for c in commands} | set(NEEDS_EXTRA) == set(COMMANDS)
     done = subprocess.run(
-        [sys.executable, "-c", SCRIPT, ",".join(BLOCKED)], input="\n".join(map(json.dumps, commands)),
+        [sys.executable, "-c", SCRIPT, ",".join(BLOCKED_PACKAGES)], input="\n".join(map(json.dumps, commands)),
         capture_output=True, text=True, cwd=ROOT, env=os.environ | {"PYTHONPATH": str(ROOT)}, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr

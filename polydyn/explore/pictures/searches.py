@@ -29,9 +29,9 @@ MOST_COLUMNS = 24
 
 @dataclass(frozen=True)
 class Searched:
-    """The data of one search of a group in a record file: trials by cost, lowest first, times by tile and shape, the
-    kept tiles and the decision among them. The cost is in seconds per operation on a saturating instance, or, if no
-    tile was measured on one, in seconds at the shape ``trial_shape``.
+    """The data of one search of a group in a record file: trials in the order of their cost, times by tile and shape,
+    the selected tiles and the decision among them. The cost is in seconds per operation on a saturating instance.
+    If no tile was measured on one, it is in seconds at the shape ``trial_shape``.
     """
 
     group: str

@@ -69,7 +69,7 @@ class GaussianProcess:
 
     @property
     def noise(self) -> float:
-        """Standard deviation of the noise relative to that of the values."""
+        """Standard deviation of the noise, relative to the values."""
         return float(np.exp(self._logs[-1]))
 
     def fit(self, points: Matrix, values: Matrix) -> None:

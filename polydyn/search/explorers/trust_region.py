@@ -4,7 +4,7 @@ A trial is a tile that is measured at several sizes; each size is a *class* with
 the costs of all classes. A round measures four tiles. Three of them have the most expected improvement, summed over the
 classes by weight; a class counts a tile only inside its own region. So the region with the most to gain gets the
 tiles, which is TSCompiler's bandit. The fourth tile is the next one of the analytical order, whatever the process
-predicts.
+predicts; in the first trials half of a round follows the order.
 
 A region is a number of unmeasured tiles: those nearest to the best tile of its class, by the lengths of the process.
 It grows after rounds that improve the class, shrinks after rounds that do not, and begins again when it is small.
