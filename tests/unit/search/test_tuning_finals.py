@@ -188,7 +188,7 @@ def test_more_trials_leave_less_time_for_each() -> None:
 
 
 def test_finalists_of_an_exploration_serve_every_class() -> None:
-    """Smoothed costs decide, a failure at one class is no failure at another, and what never ran is left out."""
+    """Smoothed costs decide. A tile that fails at one class may serve another; tiles that never ran are left out."""
     costs = [(1.0, 9.0), (9.0, 1.0), (math.inf, 0.5), (math.inf, math.inf), (1.1, 1.1)]
     trials = [Trial(t, c) for t, c in zip(TILES, costs, strict=False)]
     assert set(best_explored(trials, (1.0, 1.0))) == {TILES[n] for n in (0, 1, 2, 4)}
