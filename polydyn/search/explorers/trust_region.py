@@ -108,8 +108,11 @@ def search_rows(
     points: Matrix, objective: RowObjective, trials: int, *, order: Sequence[int] = (), weights: Sequence[float] = (),
     seed: int = 0, rules: Rules | None = None,
 ) -> Result:  # fmt: skip
-    """Search a finite space. ``points``: coordinates in [0, 1] (tiles x axes). ``order``: rows by an analytical
-    estimate, best first. ``weights``: importance of each class (default: equal). At most ``trials`` rows are measured.
+    """Search a finite space (TSCompiler 5.1, changed as the module's text says).
+
+    ``points``: coordinates in [0, 1] (tiles x axes). ``order``: rows by an analytical estimate, best first.
+    ``weights``: importance of each class (default: equal). At most ``trials`` rows are measured. A shorter search
+    with the same seed measures the first rows of a longer one.
     """
     return _Search(points, objective, trials, order, weights, seed, rules or Rules()).run()
 
@@ -155,7 +158,7 @@ class _Search:
     def _fit(self) -> None:
         """Fit the process to all trials. A failure counts as twice the largest cost of its class."""
         ran = np.isfinite(self.costs)
-        logs = np.log(np.where(ran, self.costs, 1.0))
+        logs = np.log(np.where(ran, np.maximum(self.costs, np.finfo(float).tiny), 1.0))
         self.least = np.where(ran.any(0), np.where(ran, logs, np.inf).min(0), 0.0)
         worst = np.where(ran.any(0), np.where(ran, logs, -np.inf).max(0), 0.0)
         logs = np.where(ran, logs, worst + np.log(2.0))
