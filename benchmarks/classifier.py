@@ -15,6 +15,7 @@ from __future__ import annotations
 import argparse
 import gzip
 import json
+import math
 import random
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -38,7 +39,7 @@ from polydyn.measure.workers import Workers
 from polydyn.schedules.decision import Decision, choose
 from polydyn.search.backbone import Tile
 from polydyn.search.dispatch.tree import features_of, fit_classifier, fit_tree
-from polydyn.search.explorers.explore import aligned_order, by_size, in_order
+from polydyn.search.explorers.explore import aligned_order
 from polydyn.search.hardware import Hardware
 from polydyn.search.records import Record, Records
 from polydyn.search.select import Selection, assign, top_n
@@ -96,12 +97,15 @@ def candidates(placed: PlacedTask, hardware: Hardware, bench: CpuBench) -> list[
     """Return the best aligned tiles of each size class."""
     backbone = placed.task.backbone
     space = loop_model(backbone, hardware)
-    tried = by_size(in_order(aligned_order(space, backbone, hardware)), backbone, CLASSES)(
-        space, bench.per_operation, SCREENED_TILES, 0
-    )
-    share, count = len(tried) // CLASSES, CANDIDATE_TILES // CLASSES
-    parts = [sorted(tried[c * share : (c + 1) * share], key=lambda t: (t.cost, t.tile)) for c in range(CLASSES)]
-    return [t.tile for part in parts for t in part[:count] if np.isfinite(t.cost)]
+    by_size = sorted(space.tiles, key=lambda t: (math.prod(t[f"b.{x.name}"] for x in backbone.parallel), t))
+    order = {t: n for n, t in enumerate(aligned_order(space, backbone, hardware))}
+    tiles: list[Tile] = []
+    for c in range(CLASSES):
+        part = by_size[len(by_size) * c // CLASSES : len(by_size) * (c + 1) // CLASSES]
+        tried = sorted(part, key=order.__getitem__)[: SCREENED_TILES // CLASSES]
+        costs = zip(bench.per_operation(tried), tried, strict=True)
+        tiles += [t for cost, t in sorted(costs)[: CANDIDATE_TILES // CLASSES] if np.isfinite(cost)]
+    return tiles
 
 
 def measure(name: str, path: str, threads: int) -> Measured:

@@ -1,210 +1,197 @@
-"""Regret curves of the explorers, replayed on fully recorded spaces.
+"""Regret of the tuner's search and of baselines, replayed on fully recorded spaces.
 
-    python -m benchmarks.explorers                            # the recorded spaces in benchmarks/results
-    python -m benchmarks.explorers --records spaces.json.gz   # another table of benchmarks.spaces
-    python -m benchmarks.explorers --simulated                # three simulated groups: no machine is needed
+    python -m benchmarks.explorers                    # benchmarks/results/spaces and spaces_1t.json.gz, 50 seeds
+    python -m benchmarks.explorers PATH ... --seeds 8 # other files or folders (benchmarks.recorded_spaces)
 
-Prints, per group and explorer, the mean regret (best so far over the optimum, minus 1) after some numbers of trials
-with its standard error over the seeds, and the number of trials until a tile within 0.1 % of the optimum was found.
-Writes all curves to explorers.json and draws them. The replay depends only on the table and the seeds. With the
-recorded spaces it exits with an error if the trust region does not beat both others at 100 trials.
+Regret is the best cost so far over the least cost of the space, minus 1, in per cent. With several sizes it is the mean
+over the sizes of the regret of the best explored tile at each size. The command prints the mean over the seeds and half
+of its 95 % interval after 16, 32, 64 and 128 trials, and how often regions changed. A replay depends only on the files
+and the seeds: no clock is in it. The exit status is 1 if a condition on the search does not hold (``unmet``).
 """
 
 from __future__ import annotations
 
 import argparse
 import sys
-import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from rich.progress import track
 
 from benchmarks import record
-from benchmarks.spaces import Recorded, load
-from polydyn.search.backbone import Backbone, Tile
-from polydyn.search.explorers.explore import Explorer, Trial, aligned_order, in_order
-from polydyn.search.explorers.trust_region import trust_region
-from polydyn.search.hardware import Hardware, cpu
-from polydyn.search.spaces.loop_model import loop_model
-from polydyn.search.spaces.space import Space
-from polydyn.testing.machines import A100, T4
-from polydyn.testing.simulated import Simulated, gemm, random_search, regret
+from benchmarks.recorded_spaces import SPACES, TABLE, Matrix, RecordedSpace, read_spaces
+from polydyn.search.explorers.trust_region import Region, Rules, search_rows
 
-AT, JUDGED_TRIALS = (25, 50, 100, 200), 100
-NEAR = 1e-3
-"""A tile with at most this regret counts as the optimum."""
-TABLE = record.RESULTS / "spaces_1t.json.gz"
-RANDOM, ALIGNED_FIRST, REGIONS = "random", "aligned only", "trust region"
-Curves = npt.NDArray[np.float64]
+AT, JUDGED_TRIALS = (16, 32, 64, 128), 64
+NORMAL_95 = 1.96
+"""Half of the 95 % interval of a normal distribution, in standard deviations."""
+MAX_EXCESS = 0.5
+"""The search may have this much more regret than the analytical order, in per cent."""
+RANDOM, ORDER, EVOLUTION, EI, OURS = "random", "analytical order", "evolution", "GP with EI", "trust region"
+Method = Callable[[RecordedSpace, Matrix, int, int], Sequence[int]]
+"""Maps a space, its costs (tiles x classes), a number of trials and a seed to the rows in the order of measurement."""
+
+
+def by_random(space: RecordedSpace, costs: Matrix, trials: int, seed: int) -> Sequence[int]:
+    """Measure rows drawn without replacement."""
+    return [int(i) for i in np.random.default_rng(seed).permutation(len(space.points))[:trials]]
+
+
+def by_order(space: RecordedSpace, costs: Matrix, trials: int, seed: int) -> Sequence[int]:
+    """Measure rows in the analytical order."""
+    return space.order[:trials]
+
+
+def by_evolution(space: RecordedSpace, costs: Matrix, trials: int, seed: int) -> Sequence[int]:
+    """Evolve a population: random starts, then children of the eight best rows. A child takes one or two coordinates
+    from a random row; the nearest row that is not measured is measured, eight per generation."""
+    draw, points = np.random.default_rng(seed), space.points
+    rows = [int(i) for i in draw.permutation(len(points))[: min(16, trials)]]
+    relative = np.log(np.minimum(costs / costs.min(0), 1e3)).mean(1)
+    while len(rows) < min(trials, len(points)):
+        parents = sorted(rows, key=lambda r: (relative[r], r))[:8]
+        for parent in parents:
+            child = points[parent].copy()
+            axes = draw.permutation(points.shape[1])[: draw.integers(1, 3)]
+            child[axes] = points[draw.integers(len(points)), axes]
+            distance = ((points - child) ** 2).sum(1)
+            distance[rows] = np.inf
+            if len(rows) < min(trials, len(points)):
+                rows.append(int(np.argmin(distance)))
+    return rows
+
+
+def by_expected_improvement(space: RecordedSpace, costs: Matrix, trials: int, seed: int) -> Sequence[int]:
+    """Measure ten random rows, then rows of most expected improvement in the whole space, four per round."""
+    everywhere = Rules(starts=10, ordered=0, size=1 << 40)
+    return search_rows(space.points, lambda rows: costs[list(rows)], trials, seed=seed, rules=everywhere).rows
+
+
+def by_trust_region(space: RecordedSpace, costs: Matrix, trials: int, seed: int) -> Sequence[int]:
+    """Run the search that ``tune`` runs."""
+    return search_rows(space.points, lambda rows: costs[list(rows)], trials, order=space.order, seed=seed).rows
+
+
+METHODS: Mapping[str, Method] = {
+    RANDOM: by_random,
+    ORDER: by_order,
+    EVOLUTION: by_evolution,
+    EI: by_expected_improvement,
+    OURS: by_trust_region,
+}
+
+
+def regret(costs: Matrix, rows: Sequence[int], trials: int) -> Matrix:
+    """Return the regret after each trial, in per cent. It stays constant once all rows are measured."""
+    best = np.minimum.accumulate(costs[list(rows)] / costs.min(0) - 1, axis=0).mean(1)
+    return np.asarray(100 * np.concatenate([best, np.repeat(best[-1:], trials - len(best))]))
 
 
 @dataclass(frozen=True)
 class Replayed:
-    """The curves of a group: maps an explorer to its regret (seeds x trials), and to the seconds per trial."""
+    """The replays of one search of a space. ``curves`` maps a method to its regret (seeds x trials). ``regions``: for
+    each seed the regions after ``JUDGED_TRIALS`` trials."""
 
-    group: Recorded
-    curves: Mapping[str, Curves]
-    seconds: Mapping[str, float]
+    space: RecordedSpace
+    search: str
+    curves: Mapping[str, Matrix]
+    regions: Sequence[Sequence[Region]] = field(default_factory=tuple)
 
-    @property
-    def beaten(self) -> bool:
-        """Whether the trust region's mean regret after ``JUDGED_TRIALS`` trials is below random's and aligned-only's.
+    def mean(self, method: str, trials: int) -> tuple[float, float]:
+        """Return the mean regret after some trials, and half of its 95 % interval."""
+        values = self.curves[method][:, trials - 1]
+        deviation = values.std(ddof=1) if len(values) > 1 else 0.0
+        return float(values.mean()), float(NORMAL_95 * deviation / len(values) ** 0.5)
 
-        If a baseline always finds the optimum by then, the mean regret on the way decides.
-        """
-        until = {n: c[:, :JUDGED_TRIALS].mean(0) for n, c in self.curves.items()}
-        reached = {n: (float(c[-1]), float(c.mean())) for n, c in until.items()}
-        return reached[REGIONS] < min(reached[RANDOM], reached[ALIGNED_FIRST])
+    def changes(self) -> npt.NDArray[np.int64]:
+        """Return how often regions grew, shrank and began again (seeds x 3), over all classes."""
+        return np.array([np.sum([(r.grown, r.shrunk, r.restarted) for r in x], axis=0) for x in self.regions])
 
-
-def simulated(noise: float) -> Iterator[Recorded]:
-    """Yield the groups of a simulated machine."""
-    groups: list[tuple[Backbone, Hardware]] = [
-        (gemm(None, 3072, 1024, dtype="float16", item=2), A100),
-        (gemm(None, 2304, 768), T4),
-        (gemm(None, 768, 768), cpu(2)),
-    ]
-    for backbone, hardware in groups:
-        space = loop_model(backbone, hardware)
-        costs = Simulated(backbone, hardware, noise).per_operation(space.tiles)
-        order = aligned_order(space, backbone, hardware)
-        yield Recorded(hardware.name, order, dict(zip(space.tiles, costs, strict=True)))
-
-
-def explorers_of(order: Sequence[Tile]) -> dict[str, Explorer]:
-    """Return the explorers by name; ``order``: tiles, aligned ones first."""
-    return {
-        RANDOM: random_search,
-        ALIGNED_FIRST: in_order(order),
-        REGIONS: trust_region(order),
-        "trust region, random starts": trust_region(),
-    }
+    def unmet(self) -> list[str]:
+        """Return the conditions that do not hold: the search has less regret than random in a space of more tiles than
+        trials, at most ``MAX_EXCESS`` more than the analytical order, and its regions change in every run."""
+        name, ours = f"{self.space.name}, {self.search}", self.mean(OURS, JUDGED_TRIALS)[0]
+        drawn, ordered = (self.mean(m, JUDGED_TRIALS)[0] for m in (RANDOM, ORDER))
+        out = []
+        if len(self.space.points) > JUDGED_TRIALS and ours >= drawn:
+            out.append(f"{name}: {ours:.2f} %, random {drawn:.2f} %")
+        if ours > ordered + MAX_EXCESS:
+            out.append(f"{name}: {ours:.2f} %, analytical order {ordered:.2f} %")
+        if len(self.space.points) > JUDGED_TRIALS and (still := int((self.changes().sum(1) == 0).sum())):
+            out.append(f"{name}: no region changed in {still} of {len(self.regions)} runs")
+        return out
 
 
-class _Found(Exception):
-    """The optimum was measured, so the curve no longer changes."""
-
-
-def curve(explorer: Explorer, space: Space, costs: Mapping[Tile, float], trials: int, seed: int) -> list[float]:
-    """Return the regret after each trial; ends with the batch that has the optimum."""
-    optimum = min(costs.values())
-    trials_so_far: list[Trial] = []
-
-    def objective(tiles: Sequence[Tile]) -> list[float]:
-        trials_so_far.extend(Trial(t, costs[t]) for t in tiles)
-        if any(costs[t] == optimum for t in tiles):
-            raise _Found
-        return [costs[t] for t in tiles]
-
-    with suppress(_Found):
-        explorer(space, objective, trials, seed)
-    return regret(trials_so_far, optimum)
-
-
-def replay(group: Recorded, seeds: int, trials: int) -> Replayed:
-    """Replay every explorer with every seed (a deterministic explorer once)."""
-    space, curves, seconds = group.space, {}, {}
-    for label, explorer in explorers_of(group.order).items():
-        start = time.perf_counter()
-        rows = [curve(explorer, space, group.costs, trials, s) for s in range(1 if label == ALIGNED_FIRST else seeds)]
-        seconds[label] = (time.perf_counter() - start) / sum(map(len, rows))
-        curves[label] = np.array([row + row[-1:] * (trials - len(row)) for row in rows])
-    return Replayed(group, curves, seconds)
-
-
-def error(curves: Curves) -> Curves:
-    """Return the standard error of the mean over the seeds, after each trial."""
-    return np.asarray(curves.std(0, ddof=min(1, len(curves) - 1)) / len(curves) ** 0.5)
-
-
-def needed(curves: Curves) -> npt.NDArray[np.int64]:
-    """Return, per seed, the trials until a tile within ``NEAR`` of the optimum was found, or all trials plus one."""
-    return np.asarray((curves > NEAR).sum(1) + 1)
-
-
-def show(replayed: Replayed) -> None:
-    """Print a group's table."""
-    heading = f"{replayed.group.name}: {len(replayed.group.order)} tuples"
-    print(f"\n{heading}\n{'explorer':28}" + "".join(f"{n:>17}" for n in AT) + "  trials to 0.1 %  found  ms/trial")
-    for label, curves in replayed.curves.items():
-        mean, spread, trials = curves.mean(0), error(curves), needed(curves)
-        figures = "".join(f"{mean[n - 1]:9.3%} ±{spread[n - 1]:6.3%}" for n in AT if n <= len(mean))
-        share, spent = (trials <= len(mean)).mean(), 1e3 * replayed.seconds[label]
-        print(f"{label:28}{figures}{np.median(trials):17.0f}{share:7.0%}{spent:10.1f}", flush=True)
-
-
-def as_json(replayed: Replayed) -> dict[str, Any]:
-    """Return mean, tenth and ninetieth percentile over the seeds after each trial; standard errors after ``AT``."""
-
-    def row(curves: Curves) -> dict[str, Any]:
-        low, high = np.quantile(curves, (0.1, 0.9), axis=0)
-        parts = {"mean": curves.mean(0), "low": low, "high": high}
-        trials, spread = needed(curves), error(curves)
-        return {n: [float(f"{x:.4g}") for x in v] for n, v in parts.items()} | {
-            "error": {n: float(f"{spread[n - 1]:.2g}") for n in AT if n <= len(spread)},
-            "near": {"median_trials": float(np.median(trials)), "found": float((trials <= curves.shape[1]).mean())},
-        }
-
-    return {
-        "group": replayed.group.name, "tuples": len(replayed.group.order), "wins": replayed.beaten,
-        "explorers": {n: row(c) for n, c in replayed.curves.items()},
+def replay(space: RecordedSpace, search: str, costs: Matrix, seeds: int) -> Replayed:
+    """Replay every method with every seed; the analytical order once."""
+    trials = max(AT)
+    curves = {
+        name: np.array([
+            regret(costs, method(space, costs, trials, s), trials) for s in range(1 if name == ORDER else seeds)
+        ])
+        for name, method in METHODS.items()
     }  # fmt: skip
+    regions = [
+        search_rows(space.points, lambda rows: costs[list(rows)], JUDGED_TRIALS, order=space.order, seed=s).regions
+        for s in range(seeds)
+    ]
+    return Replayed(space, search, curves, regions)
 
 
-def draw(groups: Sequence[Mapping[str, Any]], path: Path) -> bool:
-    """Draw the curves of ``as_json``, a panel for each group; return False without matplotlib (extra [bench])."""
-    try:
-        import matplotlib
-    except ImportError:
-        print("no plot: matplotlib is not installed (pip install -e .[bench])")
-        return False
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
+def table(replays: Sequence[Replayed]) -> str:
+    """Return the Markdown table of one search: a row for each method and number of trials."""
+    names = [f"{r.space.name} ({len(r.space.points)})" for r in replays]
+    lines = [f"| trials | {replays[0].search} | {' | '.join(names)} |", "|" + "---|" * (len(names) + 2)]
+    for trials in AT:
+        for method in METHODS:
+            cells = [(r.curves[method], *r.mean(method, trials)) for r in replays]
+            row = [f"{m:.2f}" + (f" ± {half:.2f}" if len(curves) > 1 else "") for curves, m, half in cells]
+            lines.append(f"| {trials} | {method} | {' | '.join(row)} |")
+    return "\n".join(lines)
 
-    figure, axes = pyplot.subplots(1, len(groups), figsize=(5 * len(groups), 4.5), squeeze=False, layout="constrained")
-    for axis, group in zip(axes[0], groups, strict=True):
-        for label, rows in group["explorers"].items():
-            at = range(1, len(rows["mean"]) + 1)
-            (line,) = axis.plot(at, [100 * x for x in rows["mean"]], label=label)
-            low, high = ([100 * x for x in rows[n]] for n in ("low", "high"))
-            axis.fill_between(at, low, high, color=line.get_color(), alpha=0.12)
-        axis.set_title(f"{group['group']}: {group['tuples']} tuples")
-        axis.set_xlabel("trials")
-        axis.set_yscale("symlog", linthresh=1)
-        axis.set_ylim(bottom=0)
-    axes[0][0].set_ylabel("best so far over the optimum, per cent more")
-    axes[0][0].legend()
-    figure.savefig(path, dpi=110)
-    pyplot.close(figure)
-    print(f"drawn: {path.name}")
-    return True
+
+def changes_table(replays: Sequence[Replayed]) -> str:
+    """Return the Markdown table of the changes of regions per run."""
+    title = f"changes per run of {JUDGED_TRIALS} trials"
+    lines = [f"| {title} | grown | shrunk | begun again | runs without a change |", "|---|---|---|---|---|"]
+    for r in replays:
+        changes = r.changes()
+        row = " | ".join(f"{x:.1f}" for x in changes.mean(0))
+        still = f"{int((changes.sum(1) == 0).sum())} of {len(changes)}"
+        lines.append(f"| {r.space.name}, {r.search} | {row} | {still} |")
+    return "\n".join(lines)
+
+
+def as_json(r: Replayed) -> dict[str, Any]:
+    """Return means, intervals and changes as plain data."""
+    means = {m: {n: [float(f"{x:.3g}") for x in r.mean(m, n)] for n in AT} for m in METHODS}
+    changes = [float(f"{x:.3g}") for x in r.changes().mean(0)]
+    return {"space": r.space.name, "tiles": len(r.space.points), "search": r.search, "regret": means,
+            "changes": changes}  # fmt: skip
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
-    parser.add_argument("--seeds", type=int, default=100)
-    parser.add_argument("--records", type=Path, default=TABLE, help="a table of benchmarks.spaces")
-    parser.add_argument("--simulated", action="store_true")
-    parser.add_argument("--noise", type=float, default=0.03, help="noise of a tile's speed, relative")
+    parser.add_argument("paths", type=Path, nargs="*", default=[SPACES, TABLE], help="files or folders of spaces")
+    parser.add_argument("--seeds", type=int, default=50)
     options = parser.parse_args()
-    if not options.simulated and not options.records.exists():
-        parser.error(f"there is no {options.records.name}: python -m benchmarks.spaces FILE records it")
-    done = []
-    for group in simulated(options.noise) if options.simulated else load(options.records):
-        done.append(replay(group, options.seeds, max(AT)))
-        show(done[-1])
-    keep = not options.simulated and options.seeds >= 100 and options.records == TABLE
-    rows = [as_json(r) for r in done]
-    path = record.save("explorers", folder=record.RESULTS if keep else record.SCRATCH, seeds=options.seeds, groups=rows)
-    draw(rows, path.with_suffix(".png"))
-    lost = [] if options.simulated else [r.group.name for r in done if not r.beaten]
-    print("\n".join(f"{name}: the trust region does not win" for name in lost))
-    return 1 if lost else 0
+    searches = [(s, name, costs) for s in read_spaces(options.paths) for name, costs in s.tables().items()]
+    done = [replay(*x, options.seeds) for x in track(searches, description="replaying", transient=True)]
+    for name in dict.fromkeys(r.search for r in done):
+        print(f"\nregret in per cent, {options.seeds} seeds\n\n{table([r for r in done if r.search == name])}")
+    print(f"\n{changes_table(done)}")
+    whole = options.seeds >= 50 and options.paths == [SPACES, TABLE]
+    record.save(
+        "explorers", folder=record.RESULTS if whole else record.SCRATCH, seeds=options.seeds,
+        spaces=[as_json(r) for r in done],
+    )  # fmt: skip
+    unmet = [line for r in done for line in r.unmet()]
+    print("\n".join(f"not met after {JUDGED_TRIALS} trials: {line}" for line in unmet))
+    return 1 if unmet else 0
 
 
 if __name__ == "__main__":

@@ -22,10 +22,9 @@ EXTRAS = {
     "jobs": ("dask", "distributed", "pyyaml"),
     "test": (
         "dask", "distributed", "pyyaml", "pytest", "pytest-xdist", "setuptools", "hypothesis", "onnxruntime",
-        "scikit-learn", "sympy", "networkx",
+        "sympy", "networkx",
     ),
     "lint": ("ruff", "mypy"),
-    "tune": ("scikit-learn", "scipy"),
     "bench": ("onnxruntime", "psutil", "matplotlib", "sympy"),
     "export": ("torch", "torchvision", "transformers", "onnxscript"),
     "torch": ("torch", "onnxscript"),

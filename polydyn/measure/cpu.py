@@ -102,10 +102,10 @@ class CpuTuningBackend(TuningBackend[Any]):
         bench: CpuBench | SizedBench
         if isinstance(task, SizedTask):
             bench = SizedBench(task, self.hardware, self.workers)
-            row = settings.strategy.name
             tuned = search_sizes(
-                task, problem, self.hardware, bench, settings.records, row, task.tiles(settings.trials)
-            )
+                task, problem, self.hardware, bench, settings.records, settings.strategy.name, task.tiles(),
+                settings.trials, settings.seed,
+            )  # fmt: skip
         else:
             bench = CpuBench(task, self.hardware, self.workers)
             tuned = settings.tuned(problem, self.hardware, bench)

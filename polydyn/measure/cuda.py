@@ -119,11 +119,11 @@ class CudaTuningBackend(TuningBackend[Any]):
         bench = FamilyDevice(model, self.workers) if self.workers else model
 
         def search(problem: Problem) -> Tuned:
-            tiles = [t for t in task.tiles(settings.trials) if not problem.rule(t)]
-            name = settings.strategy.name
+            tiles = [t for t in task.every if not problem.rule(t)]
             return search_sizes(
-                task, problem, self.hardware, bench, settings.records, name, tiles, MAX_FAMILY_TILES, everywhere=False
-            )
+                task, problem, self.hardware, bench, settings.records, settings.strategy.name, tiles, settings.trials,
+                settings.seed, binaries=MAX_FAMILY_TILES, everywhere=False,
+            )  # fmt: skip
 
         if isinstance(bench, FamilyModel):
             tuned = _modelled(problem, settings, model, search)

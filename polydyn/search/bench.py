@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Protocol
 
 from polydyn.errors import BuildError
 from polydyn.search.backbone import GroupKey, Shape, Tile
 from polydyn.search.cost import MacroKernel
-from polydyn.search.explorers.explore import Objective
 from polydyn.search.hardware import Hardware
 from polydyn.search.records import Record, Records
+from polydyn.search.select import Instance
 from polydyn.search.spaces.space import Usage
 
 
@@ -36,8 +36,12 @@ class Bench(Protocol):
         """Return the seconds of a full launch of each tile at a shape, the minimum of ``turns`` rounds."""
 
 
+CostFunction = Callable[[Sequence[Tile]], Sequence[float]]
+"""Measures a batch: returns one cost per tile, lower is better, ``inf`` for a failure."""
+
+
 class RecordedObjective:
-    """An objective that looks up costs in a record file first and records its measurements, batch by batch.
+    """A cost function that looks up costs in a record file first and records its measurements, batch by batch.
 
     Only records of the same ``source`` count: an estimate never replaces a measurement. Their kind is ``throughput``
     with value ``cost``. Failures are recorded too, so that a tile that does not build is tried only once.
@@ -45,9 +49,9 @@ class RecordedObjective:
     """
 
     def __init__(
-        self, objective: Objective, records: Records, key: GroupKey, hardware: Hardware, source: str = "measured"
+        self, cost: CostFunction, records: Records, key: GroupKey, hardware: Hardware, source: str = "measured"
     ) -> None:
-        self._objective, self._records, self._key, self._hardware = objective, records, key, hardware
+        self._cost, self._records, self._key, self._hardware = cost, records, key, hardware
         self._source, self.measured = source, 0
         self._costs: dict[Tile, float] = {}
         for r in _matching(records, key, hardware, source):
@@ -59,7 +63,7 @@ class RecordedObjective:
     def __call__(self, tiles: Sequence[Tile]) -> list[float]:
         """Return the costs of a batch."""
         new = [t for t in dict.fromkeys(tiles) if t not in self._costs]
-        costs = self._objective(new) if new else []
+        costs = self._cost(new) if new else []
         self.measured += len(new)
         if new and not self._records.readonly:
             self._records.put(self._record(t, c) for t, c in zip(new, costs, strict=True))
@@ -78,28 +82,34 @@ def _matching(records: Records, key: GroupKey, hardware: Hardware, source: str) 
 
 _TIMES = ("fixed", "step", "alone_fixed", "alone_step", "one_row", "three_rows", "one_vector", "least")
 _RESOURCES = ("local", "registers", "threads")
+_ANY_ROUNDS = 0
+"""The number of rounds of a record that does not state it, and of a failure. Such a record serves every request."""
 
 
 class RecordedBench:
-    """A bench that looks up records first and records its measurements (unless the records are read-only)."""
+    """A bench that looks up records first and records its measurements (unless the records are read-only).
+
+    A launch is recorded with its number of rounds. Another number of rounds is another measurement, so that finalists
+    are measured again at sizes at which they were explored.
+    """
 
     def __init__(self, bench: Bench, records: Records, key: GroupKey, hardware: Hardware) -> None:
         self._bench, self._records, self._key, self._hardware = bench, records, key, hardware
-        self._objective = RecordedObjective(bench.per_operation, records, key, hardware, bench.source)
+        self._cost = RecordedObjective(bench.per_operation, records, key, hardware, bench.source)
         self._waves: dict[Tile, Record] = {}
         self._used: dict[Tile, Record] = {}
         self._failed: set[Tile] = set()
-        self._launches: dict[tuple[Tile, tuple[tuple[str, int], ...]], float] = {}
+        self._launches: dict[tuple[Tile, Instance, int], float] = {}
         for r in _matching(records, key, hardware, bench.source):
             if r.kind == "wave" and {n for n, _ in r.values} >= {*_TIMES}:  # older records are measured again
                 self._waves[r.tile] = r
             elif r.kind == "resources":
                 self._used[r.tile] = r
             elif r.kind == "throughput" and r.shape:
-                best = self._launches.get((r.tile, r.shape), math.inf)
-                self._launches[r.tile, r.shape] = min(best, r.value("seconds"))
+                launch = r.tile, r.shape, int(dict(r.values).get("rounds", _ANY_ROUNDS))
+                self._launches[launch] = min(self._launches.get(launch, math.inf), r.value("seconds"))
             elif r.kind == "failed" and r.shape:
-                self._launches.setdefault((r.tile, r.shape), math.inf)
+                self._launches.setdefault((r.tile, r.shape, _ANY_ROUNDS), math.inf)
             elif r.kind == "failed":
                 self._failed.add(r.tile)
 
@@ -110,7 +120,7 @@ class RecordedBench:
 
     def per_operation(self, tiles: Sequence[Tile]) -> list[float]:
         """Implement ``Bench.per_operation``."""
-        return self._objective(tiles)
+        return self._cost(tiles)
 
     def kernel(self, tile: Tile) -> MacroKernel:
         """Implement ``Bench.kernel`` with one ``wave`` and one ``resources`` record, or one ``failed`` record."""
@@ -135,18 +145,25 @@ class RecordedBench:
             raise
 
     def seconds(self, tiles: Sequence[Tile], shape: Shape, turns: int = 1) -> list[float]:
-        """Implement ``Bench.seconds`` with one ``throughput`` or ``failed`` record per tile and shape."""
+        """Implement ``Bench.seconds`` with one ``throughput`` or ``failed`` record per tile, shape and ``turns``."""
         instance = tuple(sorted(shape.items()))
-        new = [t for t in dict.fromkeys(tiles) if (t, instance) not in self._launches]
+        new = [t for t in dict.fromkeys(tiles) if self._launch(t, instance, turns) not in self._launches]
         if new:
             spent = dict(zip(new, self._bench.seconds(new, shape, turns), strict=True))
-            self._launches |= {(t, instance): x for t, x in spent.items()}
-            self._add([replace(self._launched(t, x), shape=instance) for t, x in spent.items()])
-        return [self._launches[t, instance] for t in tiles]
+            rounds = {t: turns if math.isfinite(x) else _ANY_ROUNDS for t, x in spent.items()}
+            self._launches |= {(t, instance, rounds[t]): x for t, x in spent.items()}
+            self._add([replace(self._launched(t, x, turns), shape=instance) for t, x in spent.items()])
+        return [self._launches[self._launch(t, instance, turns)] for t in tiles]
 
-    def _launched(self, tile: Tile, spent: float) -> Record:
+    def _launch(self, tile: Tile, instance: Instance, turns: int) -> tuple[Tile, Instance, int]:
+        """Return the key of a recorded launch that serves a request, or the key of a new one."""
+        exact, unstated = (tile, instance, turns), (tile, instance, _ANY_ROUNDS)
+        return unstated if exact not in self._launches and unstated in self._launches else exact
+
+    def _launched(self, tile: Tile, spent: float, turns: int) -> Record:
         ran = math.isfinite(spent)
-        return self._record(tile, "throughput" if ran else "failed", {"seconds": spent} if ran else {})
+        values = {"seconds": spent, "rounds": float(turns)} if ran else {}
+        return self._record(tile, "throughput" if ran else "failed", values)
 
     def _record(self, tile: Tile, kind: str, values: dict[str, float]) -> Record:
         numbers = tuple((n, float(v)) for n, v in values.items())

@@ -9,7 +9,9 @@ analyzer (5.2) measures the lowest level and estimates the rest; here the top le
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -21,6 +23,8 @@ from polydyn.search import select
 from polydyn.search.backbone import Problem, Shape, Tile
 from polydyn.search.bench import Bench
 from polydyn.search.cost import MacroKernel
+from polydyn.search.explorers.explore import Trial
+from polydyn.search.hardware import Hardware
 from polydyn.search.select import Table
 
 FINALISTS, SIZES, ROUNDS = 12, 16, 2
@@ -29,6 +33,12 @@ MAX_TOTAL_LAUNCHES = 40
 """The total measuring time may be this many of the longest launches. If the drawn sizes exceed it, the largest sizes
 are left out, because closed forms predict them best.
 """
+CLASSES = 4
+"""Maximum number of sizes at which an exploration measures each tile."""
+OTHER_SIZES = 0.1
+"""Minimum share of the weight that the saturating instance has, if sizes are dynamic."""
+MAX_EXPLORED_SECONDS = 1.0
+"""All launches of an exploration together take at most this time at the machine's peak."""
 UNIT = 1024
 """Denominator of the factors."""
 PICOSECONDS = 1e12
@@ -41,25 +51,75 @@ def finalists(table: Table, weights: Sequence[float], tiles: Sequence[Tile]) -> 
     return rows + [int(m) for m in np.argsort(-average, kind="stable") if m not in rows][: FINALISTS - len(rows)]
 
 
+def best_explored(trials: Sequence[Trial], weights: Sequence[float]) -> list[Tile]:
+    """Return the tiles to measure after an exploration of size classes, by smoothed cost: first tiles that cover all
+    classes, then the best on average. Failures at a class count as slow there; tiles that ran nowhere are left out.
+    """
+    ran = [t for t in trials if np.isfinite(t.costs).any()]
+    costs = np.array([np.where(np.isfinite(t.costs), t.smoothed or t.costs, np.inf) for t in ran])
+    served = np.isfinite(costs).any(0)
+    if not ran:
+        return []
+    tiles = [t.tile for t in ran]
+    return [tiles[k] for k in finalists(1 / costs[:, served], np.asarray(weights)[served].tolist(), tiles)]
+
+
 def sizes_to_measure(
     seconds: Sequence[float], weights: Sequence[float], longest: float, total: float = math.inf
 ) -> list[int]:
     """Return positions of instances, drawn evenly by weight. None takes more ``seconds`` than ``longest``, and all take
     at most ``total``.
     """
+    return list(weighted_sizes(seconds, weights, longest, total, SIZES))
+
+
+def weighted_sizes(
+    seconds: Sequence[float], weights: Sequence[float], longest: float, total: float, count: int
+) -> dict[int, float]:
+    """Return at most ``count`` positions as ``sizes_to_measure`` does, with the weight that each represents."""
     fits = [i for i, s in enumerate(seconds) if s <= longest]
-    while sum(seconds[i] for i in _spread_out(weights, fits)) > total:
+    while sum(seconds[i] for i in _spread_out(weights, fits, count)) > total:
         limit = max(seconds[i] for i in fits) / 2
         fits = [i for i in fits if seconds[i] <= limit]
-    return _spread_out(weights, fits)
+    return _spread_out(weights, fits, count)
 
 
-def _spread_out(weights: Sequence[float], fits: list[int]) -> list[int]:
-    if len(fits) <= SIZES:
-        return fits
+def _spread_out(weights: Sequence[float], fits: list[int], count: int) -> dict[int, float]:
+    if len(fits) <= count:
+        return {i: weights[i] for i in fits}
     mass = np.cumsum([weights[i] for i in fits])
-    drawn = np.searchsorted(mass, (np.arange(SIZES) + 0.5) / SIZES * mass[-1])
-    return [fits[i] for i in dict.fromkeys(int(i) for i in drawn)]
+    drawn = np.searchsorted(mass, (np.arange(count) + 0.5) / count * mass[-1])
+    return {fits[i]: n * float(mass[-1]) / count for i, n in Counter(int(i) for i in drawn).items()}
+
+
+@dataclass(frozen=True)
+class SizeClasses:
+    """Sizes that stand for the shapes of a problem in an exploration, the largest first: they need whole kernels, which
+    smaller sizes then use too. ``saturating``: weight of one more class, the saturating instance of each tile."""
+
+    shapes: tuple[Shape, ...]
+    weights: tuple[float, ...]
+    saturating: float
+
+
+def size_classes(problem: Problem, hardware: Hardware, trials: int) -> SizeClasses:
+    """Return the classes for an exploration of ``trials`` tiles.
+
+    Shapes are drawn evenly by weight. All launches together take at most ``MAX_EXPLORED_SECONDS`` at the machine's peak
+    and bandwidth. The saturating instance stands for longer launches. If any size is dynamic, it also stands for larger
+    sizes than the given ones.
+    """
+    b = problem.backbone
+    shapes = [(s, w) for s, w in zip(problem.instances(), problem.weights, strict=True) if b.flops(s) and w > 0]
+    seconds = [
+        max(b.flops(s) / hardware.peak(b.dtype), sum(b.bytes_moved(s)) / hardware.memory_bandwidth) for s, _ in shapes
+    ]
+    limit, total = MAX_EXPLORED_SECONDS / max(1, trials), sum(w for _, w in shapes)
+    chosen = weighted_sizes(seconds, [w for _, w in shapes], limit, limit, CLASSES)
+    rows = sorted(chosen, key=lambda i: (-seconds[i], i))
+    least = OTHER_SIZES * total if any(x.extent is None for x in b.loops) else 0.0
+    rest = max(total - sum(chosen.values()), least) if total else 1.0
+    return SizeClasses(tuple(shapes[i][0] for i in rows), tuple(chosen[i] for i in rows), rest)
 
 
 def between(

@@ -49,8 +49,9 @@ class Record:
 
     ``kind`` and its ``values``: ``resources`` (registers per thread, shared bytes, threads, code bytes), ``wave``
     (seconds of one full wave, blocks in it), ``micro`` (seconds of the first tile, seconds of each further one),
-    ``throughput`` (seconds at ``shape``), ``gain`` (over the kernel without tuning, for the tiles in ``note``),
-    ``failed`` (no values; with a ``shape`` it failed only there; ``note`` may contain the reason).
+    ``throughput`` (seconds at ``shape``, and the number of rounds; without a shape, seconds per operation),
+    ``gain`` (over the kernel without tuning, for the tiles in ``note``), ``failed`` (no values; with a ``shape`` it
+    failed only there; ``note`` may contain the reason).
     ``source``: ``measured``, or ``model`` if an analytical model ranked tiles without the machine.
     """
 

@@ -20,17 +20,17 @@ from polydyn.search.backbone import Backbone, Problem, Tile
 from polydyn.search.bench import Bench, RecordedBench
 from polydyn.search.cost import MacroKernel
 from polydyn.search.explorers.explore import (
+    Costs,
     Explorer,
     Objective,
     Trial,
     after,
     aligned_order,
     best,
-    by_size,
     in_order,
 )
 from polydyn.search.explorers.trust_region import trust_region
-from polydyn.search.finals import corrected, finalists
+from polydyn.search.finals import SizeClasses, best_explored, corrected, finalists, size_classes
 from polydyn.search.hardware import Hardware
 from polydyn.search.records import Records
 from polydyn.search.select import Selection, Table
@@ -53,9 +53,9 @@ class Strategy:
     """A row. ``cost``: None if the table is measured on every instance (BladeDISC). ``gpu_cost``: the cost model is
     used only on a GPU (DietCode: the factors of 5.3 are for GPUs; elsewhere 5.1's direct measurement is used).
     ``seeded``: the space is built around the best tile of a first search on the largest instance (DietCode).
-    ``outside``: share of the weight for sizes that are not among the given shapes. ``finals``: the kernels with the
-    best estimates are measured at some instances, and their closed forms corrected. ``dispatcher``: a key of
-    ``polydyn.search.dispatch.build.DISPATCHERS``.
+    ``outside``: share of the weight for sizes that are not among the given shapes. ``finals``: tiles are explored at
+    several sizes (``finals.size_classes``) instead of a saturating instance, the best ones are measured at more sizes,
+    and their closed forms corrected. ``dispatcher``: a key of ``polydyn.search.dispatch.build.DISPATCHERS``.
     """
 
     name: str
@@ -110,7 +110,8 @@ def tune(
 
     ``report(trials so far, best cost so far)`` is called after every batch, for a progress display.
 
-    Every explored tile that ran takes part in the selection, because its binary already exists.
+    Every explored tile that ran takes part in the selection, because its binary already exists. With finals it is one
+    of the finalists.
 
     InputError: shapes and weights differ in number. BuildError: no tile could be built and run.
     """
@@ -127,12 +128,19 @@ def tune(
         problem = _with_others(problem, strategy.outside)
     if records is not None:
         bench = RecordedBench(bench, records, problem.key, hardware)
-    objective = bench.per_operation if report is None else _reported(bench.per_operation, report)
+    if strategy.finals:
+        objective = _at_classes(bench, problem, size_classes(problem, hardware, trials))
+    else:
+        objective = Objective.single(bench.per_operation)
+    objective = _reported(objective, report)
     start = _seed_tile(problem, hardware, objective, trials // 4, seed) if strategy.seeded else None
     space = strategy.space(problem, hardware, start).within(problem.rule)
     explore = after([t for t in problem.first if not problem.rule(t)], strategy.explorer(space, problem, hardware))
     log = explore(space, objective, trials, seed)
-    ranked = [t.tile for t in sorted(log, key=lambda t: (t.cost, t.tile)) if np.isfinite(t.cost)]
+    if strategy.finals:
+        ranked = best_explored(log, objective.weights)
+    else:
+        ranked = [t.tile for t in sorted(log, key=lambda t: (t.cost, t.tile)) if np.isfinite(t.cost)]
     if not ranked:
         raise BuildError(
             f"none of {len(log)} explored tiles could be built and run",
@@ -159,16 +167,30 @@ def _with_others(problem: Problem, share: float) -> Problem:
     return replace(problem, shapes=(*problem.shapes, *free), weights=(*problem.weights, *(each for _ in free)))
 
 
-def _reported(objective: Objective, report: Callable[[int, float], None]) -> Objective:
+def _at_classes(bench: Bench, problem: Problem, classes: SizeClasses) -> Objective:
+    """Return an objective whose costs are seconds per operation at size classes."""
+    work = [problem.backbone.flops(s) for s in classes.shapes]
+
+    def measure(tiles: Sequence[Tile]) -> list[Costs]:
+        columns = [[x / w for x in bench.seconds(tiles, s)] for s, w in zip(classes.shapes, work, strict=True)]
+        columns += [list(bench.per_operation(tiles))] if classes.saturating else []
+        return list(zip(*columns, strict=True))
+
+    return Objective(measure, (*classes.weights, *([classes.saturating] if classes.saturating else [])))
+
+
+def _reported(objective: Objective, report: Callable[[int, float], None] | None) -> Objective:
+    if report is None:
+        return objective
     done: list[float] = []
 
-    def measure(tiles: Sequence[Tile]) -> Sequence[float]:
+    def measure(tiles: Sequence[Tile]) -> Sequence[Costs]:
         costs = objective(tiles)
-        done.extend(costs)
+        done.extend(Trial(t, c).cost for t, c in zip(tiles, costs, strict=True))
         report(len(done), min(done))
         return costs
 
-    return measure
+    return replace(objective, measure=measure)
 
 
 def _that_run(bench: Bench, tiles: Sequence[Tile], problem: Problem) -> list[MacroKernel]:
@@ -305,24 +327,6 @@ def _regions(space: Space, problem: Problem, hardware: Hardware) -> Explorer:
     return trust_region(aligned_order(space, problem.backbone, hardware))
 
 
-def _regions_by_size(space: Space, problem: Problem, hardware: Hardware) -> Explorer:
-    """Return polydyn's explorer: a quarter of the trials in aligned order, then TSCompiler's, by size of the block.
-
-    Small, middle and large blocks are explored separately. Throughput on a saturating instance alone would keep only
-    large blocks, and short shapes would get no kernel. It also ranks tiles equally that full launches distinguish; the
-    first aligned tiles are good at these.
-    """
-    separate = by_size(_regions(space, problem, hardware), problem.backbone, 3)
-
-    def explore(space: Space, objective: Objective, trials: int, seed: int = 0) -> tuple[Trial, ...]:
-        first = _aligned(space, problem, hardware)(space, objective, trials // 4, seed)
-        measured = {t.tile for t in first}
-        rest = tuple(t for t in space.tiles if t not in measured)
-        return first + separate(Space(space.name, rest), objective, trials - len(first), seed) if rest else first
-
-    return explore
-
-
 def _mutants(problem: Problem, hardware: Hardware, seed: Tile | None) -> Space:
     if seed is None:
         raise InputError("DietCode's space needs the micro-kernel of the largest instance", rule="DietCode 4.3")
@@ -377,7 +381,7 @@ STRATEGIES: Mapping[str, Strategy] = {
         Strategy(
             "polydyn",
             lambda p, hw, _: loop_model(p.backbone, hw),
-            _regions_by_size,
+            _regions,
             model.polydyn,
             lambda table, weights, tiles: select.cover(table, weights, tiles),
             "tree",

@@ -347,12 +347,12 @@ def test_shapes_are_categories() -> None:
 # -- searches ----------------------------------------------------------------------------------------------------------
 
 
-def recorded(path: Path, decision: str = "") -> pictures.Searched:
+def recorded(path: Path, decision: str = "", saturating: bool = True) -> pictures.Searched:
     """Write a record file with a search of three tiles, two of them selected."""
     key, machine = GroupKey("g", "float32", "cpu"), cpu(1)
     tiles = [Tile((("w.i", n), ("w.j", 16)), (("b.i", 8 * n),)) for n in (2, 4, 6)]
     costs = zip(tiles, (3e-11, 1e-11, 2e-11), strict=True)
-    rows = [Record(key, machine, t, "throughput", (("cost", c),)) for t, c in costs]
+    rows = [Record(key, machine, t, "throughput", (("cost", c),)) for t, c in costs if saturating]
     rows += [Record(key, machine, t, "throughput", (("seconds", 1e-6 * m * (k + 1)),), (("i", m), ("j", 8)))
              for k, t in enumerate(tiles[:2]) for m in (1, 64)]  # fmt: skip
     rows.append(Record(key, machine, Tile((("w.i", 99),)), "failed", ()))
@@ -375,6 +375,12 @@ def test_a_search_shows_its_trials_and_what_it_kept(tmp_path: Path) -> None:
     assert "4×16 in 32, 100 GFLOP/s" in shown
     assert x._repr_html_() == pictures.trials(x)._repr_html_()
     assert "no trial" in texts(pictures.trials(replace(x, trials=())))
+
+
+def test_trials_without_a_saturating_instance_are_times_at_one_shape(tmp_path: Path) -> None:
+    x = recorded(tmp_path / "r.db", saturating=False)
+    assert x.trial_shape == (("i", 64), ("j", 8)) and len(x.trials) == 2
+    assert "4×16 in 32, 128µs" in texts(pictures.trials(x))
 
 
 def test_times_of_tiles_frame_what_the_dispatcher_takes(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -82,10 +83,12 @@ def test_what_a_search_keeps_is_compiled_proven_and_right(name: str, tmp_path: P
         problem = Problem(task.task.key, task.task.backbone, *task.instances([(s, 1) for s in shapes]))
         bench = Machine()
         tiles = task.task.tiles(4)
-        first, again = (search_sizes(task.task, problem, machine, bench, records, "polydyn", tiles) for _ in range(2))
+        first, again = (
+            search_sizes(task.task, problem, machine, bench, records, "polydyn", tiles, 4) for _ in range(2)
+        )
         assert first.kernels == again.kernels and bench.measurements == 2, "two sizes, once"
         anywhere = replace(problem, shapes=(), weights=())
-        free = search_sizes(task.task, anywhere, machine, bench, records, "polydyn", tiles[:2])
+        free = search_sizes(task.task, anywhere, machine, bench, records, "polydyn", tiles[:2], 2)
         assert all(task.task.launched(s) == s for s in free.instances), "rows and keys of an attention are one size"
         default, other = (k.tile for k in first.kernels)
         assert default == DEFAULT and {n for n, _ in (*other.compile, *other.launch)} == sizes
@@ -101,6 +104,36 @@ def test_what_a_search_keeps_is_compiled_proven_and_right(name: str, tmp_path: P
         for shape in shapes:
             given = feeds(made, shape)
             np.testing.assert_allclose(checked.run(given)["y"], reference.run(None, given)[0], rtol=1e-4, atol=1e-5)
+
+
+class Bowl(Machine):
+    """A machine whose best tile is one planted in the middle of the space. ``task`` gives the numbers of a tile."""
+
+    def __init__(self, task: SizedTask, best: Tile) -> None:
+        self.task, self.best, self.tried = task, task.parameters(best), set[Tile]()
+
+    def seconds(self, tiles: Sequence[Tile], shape: Mapping[str, int], turns: int = 1) -> list[float]:
+        self.measurements += 1
+        self.tried |= set(tiles)
+        far = [sum(abs(math.log(v / self.best[n])) for n, v in self.task.parameters(t).items()) for t in tiles]
+        return [1e-6 * (1 + x) for x in far]
+
+
+def test_a_space_above_the_number_of_trials_is_searched(tmp_path: Path) -> None:
+    """The default is always among the measured tiles. Trials and finals are measured once, and resumed."""
+    task = placed(depthwise())[-1]
+    every = task.task.tiles()
+    trials, best = 24, every[len(every) // 2]
+    assert len(every) > 2 * trials and every[0] == DEFAULT
+    bench = Bowl(task.task, best)
+    problem = Problem(task.task.key, task.task.backbone, *task.instances([({"N": 1, "H": 9, "W": 7}, 1)]))
+    with Records.open(tmp_path / "r.db") as records:
+        first = search_sizes(task.task, problem, cpu(1), bench, records, "polydyn", every, trials, 3)
+        measured = bench.measurements
+        again = search_sizes(task.task, problem, cpu(1), bench, records, "polydyn", every, trials, 3)
+    assert first.kernels == again.kernels and first.trials == again.trials and bench.measurements == measured
+    assert DEFAULT in bench.tried and len(bench.tried) == len(first.trials) == trials
+    assert best in bench.tried and first.kernels[-1].tile == best
 
 
 def test_a_size_that_a_kernel_does_not_offer_is_refused_by_name() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import exp, isfinite, log
@@ -29,8 +29,9 @@ MOST_COLUMNS = 24
 
 @dataclass(frozen=True)
 class Searched:
-    """The data of one search of a group in a record file: trials by cost (seconds per operation, lowest first), times
-    by tile and shape, the kept tiles and the decision among them.
+    """The data of one search of a group in a record file: trials in the order of their cost, times by tile and shape,
+    the selected tiles and the decision among them. The cost is in seconds per operation on a saturating instance.
+    If no tile was measured on one, it is in seconds at the shape ``trial_shape``.
     """
 
     group: str
@@ -42,6 +43,7 @@ class Searched:
     times: Mapping[Tile, Mapping[tuple[tuple[str, int], ...], float]]
     kept: tuple[Tile, ...]
     decision: Decision | None
+    trial_shape: tuple[tuple[str, int], ...] = ()
 
     def chosen(self, shape: Mapping[str, int]) -> Tile | None:
         """Return the tile that the dispatcher selects at a shape, or None if all are candidates at every size."""
@@ -71,12 +73,19 @@ def _searched(r: Record, rows: Sequence[Record]) -> Searched:
             times[x.tile][x.shape] = min(x.value("seconds"), times[x.tile].get(x.shape, float("inf")))
         elif x.kind == "throughput" and not x.shape and x.source == r.source:
             costs[x.tile] = min(x.value("cost"), costs.get(x.tile, float("inf")))
+    trial_shape: tuple[tuple[str, int], ...] = ()
+    if not costs and times:
+        counts = Counter(shape for row in times.values() for shape in row)
+        trial_shape = max(counts, key=lambda s: (counts[s], s))
+        costs = {t: row[trial_shape] for t, row in times.items() if trial_shape in row}
     kept = tuple(Tile(_pairs(c), _pairs(n)) for c, n in note["tiles"])
     decision = decision_from_json(note["decision"]) if "decision" in note else None
     failed = sum(x.kind == "failed" and not x.shape for x in rows)
     ordered = tuple(sorted(costs.items(), key=lambda e: (e[1], e[0])))
     machine, strategy, threads = r.hardware.name, note["strategy"], r.hardware.units
-    return Searched(r.group.digest[:12], machine, strategy, threads, ordered, failed, times, kept, decision)
+    return Searched(
+        r.group.digest[:12], machine, strategy, threads, ordered, failed, times, kept, decision, trial_shape
+    )
 
 
 def _pairs(data: Sequence[Sequence[Any]]) -> tuple[tuple[str, int], ...]:
@@ -108,17 +117,22 @@ def trials(x: Searched, title: str = "") -> Picture:
     wide = max(1.0, 500 / n - 1)
     for k, (tile, c) in enumerate(x.trials, 1):
         y = axes.py(least / c)
-        tip = f"{tile}\n{1 / c / 1e9:.1f} GFLOP/s, {least / c:.0%}"
+        tip = f"{tile}\n{_rate(x, c)}, {least / c:.0%}"
         s.rect(axes.px(k) - wide / 2, y, wide, s.top + 240 - y, colour.get(str(tile), GREY), r=1,
                opacity=1 if tile in x.kept else 0.4, tip=tip)  # fmt: skip
     y = s.top + 30
     for tile in x.kept:
         spent = dict(x.trials).get(tile)
-        rate = f", {1 / spent / 1e9:.0f} GFLOP/s" if spent else ""
+        rate = f", {_rate(x, spent)}" if spent else ""
         s.rect(580, y - 10, 11, 11, colour[str(tile)], r=2)
         s.text(598, y, f"{short(tile)}{rate}", 12, "m", most=294, tip=str(tile))
         y += 19
     return s.picture()
+
+
+def _rate(x: Searched, cost: float) -> str:
+    """Format the cost of a trial as a throughput, or as a time if the trials are launches at a shape."""
+    return f"{si(cost)}s" if x.trial_shape else f"{1 / cost / 1e9:.0f} GFLOP/s"
 
 
 def curve(progress: Sequence[Progress], title: str = "") -> Picture:

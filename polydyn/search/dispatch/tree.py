@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from polydyn.errors import UnsupportedError
 from polydyn.schedules.decision import ArgMin, Decision, Entry, Leaf, Split
 from polydyn.schedules.evaluator import evaluator
 from polydyn.schedules.index import Index
@@ -83,7 +81,7 @@ class _Grower:
 
     def _split(self, rows: npt.NDArray[np.intp]) -> tuple[float, int, int]:
         """Return (saved loss, feature, threshold) of the best split of a leaf."""
-        undivided, best = float(self.loss[rows].sum(0).min()), (0.0, 0, 0)
+        undivided, best = float(self._impurity(self.loss[rows].sum(0))), (0.0, 0, 0)
         for f in range(self.values.shape[1]):
             order = rows[np.argsort(self.values[rows, f], kind="stable")]
             v = self.values[order, f]
@@ -91,11 +89,15 @@ class _Grower:
             if not len(cut):
                 continue
             sums = np.cumsum(self.loss[order], 0)
-            after = sums[cut].min(1) + (sums[-1] - sums[cut]).min(1)
+            after = self._impurity(sums[cut]) + self._impurity(sums[-1] - sums[cut])
             i = int(after.argmin())
             low, high = int(v[cut[i]]), int(v[cut[i] + 1])
             best = max(best, (undivided - float(after[i]), f, (low + high) // 2), key=lambda o: o[0])
         return best
+
+    def _impurity(self, sums: Table) -> Table:
+        """Return what a split decreases, from sums of the loss over shapes (last axis: kernels): the least loss."""
+        return np.asarray(sums.min(-1))
 
     def _node(
         self, path: str, parts: Mapping[str, npt.NDArray[np.intp]], tests: Mapping[str, tuple[int, int]]
@@ -127,6 +129,17 @@ class _Grower:
         return float(self.loss[rows, picked].sum())
 
 
+class _Classifier(_Grower):
+    """Growth by Gini impurity: ``loss`` has the weight of each label at each shape."""
+
+    def _impurity(self, sums: Table) -> Table:
+        total = sums.sum(-1)
+        return np.asarray(total - (sums * sums).sum(-1) / np.maximum(total, 1e-300))
+
+    def _leaf(self, rows: npt.NDArray[np.intp]) -> Decision:
+        return Leaf(int(self.loss[rows].sum(0).argmax()))
+
+
 def fit_classifier(
     features: Sequence[Index],
     shapes: Sequence[Mapping[str, int]],
@@ -135,32 +148,9 @@ def fit_classifier(
     *,
     leaves: int = 64,
 ) -> Decision:
-    """Fit BladeDISC's decision-tree classifier of best kernels with scikit-learn. UnsupportedError: not installed."""
-    try:
-        from sklearn.tree import DecisionTreeClassifier
-    except ImportError as e:
-        raise UnsupportedError(
-            "BladeDISC's classifier needs scikit-learn",
-            rule="extra [tune]",
-            remedy="pip install 'polydyn[tune]', or use the dispatcher 'tree'",
-        ) from e
-    if not features:  # a static group: one shape
-        return Leaf(int(labels[0]))
-    values = evaluate(features, shapes)
-    levels = [np.unique(values[:, f]) for f in range(values.shape[1])]
-    # use ranks instead of values, because scikit-learn rounds features to float32
-    ranks = np.stack([np.searchsorted(u, values[:, f]) for f, u in enumerate(levels)], axis=1)
-    tree = DecisionTreeClassifier(max_leaf_nodes=max(2, leaves), random_state=0)
-    fitted = tree.fit(ranks, np.asarray(labels), sample_weight=weights)
-    return _exported(fitted.tree_, fitted.classes_, features, levels, 0)
-
-
-def _exported(tree: Any, classes: Values, features: Sequence[Index], levels: Sequence[Values], node: int) -> Decision:
-    left, right = int(tree.children_left[node]), int(tree.children_right[node])
-    if left < 0:
-        return Leaf(int(classes[int(tree.value[node][0].argmax())]))
-    feature, rank = int(tree.feature[node]), int(tree.threshold[node])
-    threshold = int(levels[feature][rank] + levels[feature][rank + 1]) // 2
-    low = _exported(tree, classes, features, levels, left)
-    high = _exported(tree, classes, features, levels, right)
-    return low if low == high else Split(features[feature], threshold, low, high)
+    """Fit BladeDISC's decision-tree classifier of best kernels: best-first growth by Gini impurity (Breiman et al.
+    1984), up to ``leaves``. ``labels``: the best kernel of each shape."""
+    w = np.ones(len(labels)) if weights is None else np.asarray(weights, float)
+    loss = np.zeros((len(labels), max(labels) + 1))
+    loss[np.arange(len(labels)), np.asarray(labels)] = w / w.sum()
+    return _Classifier(features, evaluate(features, shapes), loss, (), None).grow(max(2, leaves))

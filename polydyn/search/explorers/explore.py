@@ -10,32 +10,55 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 
 import numpy as np
 
 from polydyn.search.backbone import Backbone, Tile
 from polydyn.search.cost import blocks_per_unit
 from polydyn.search.hardware import Hardware
-from polydyn.search.spaces.space import Space, roles, usage
+from polydyn.search.spaces.space import Points, Space, roles, usage
 
-Objective = Callable[[Sequence[Tile]], Sequence[float]]
-"""Measures a batch: returns one cost per tile, lower is better, ``inf`` for a failure."""
+Costs = tuple[float, ...]
+"""The costs of a tile, one per size class; lower is better, ``inf`` for a failure."""
+
+
+@dataclass(frozen=True)
+class Objective:
+    """Measures a batch of tiles. ``weights``: importance of each size class."""
+
+    measure: Callable[[Sequence[Tile]], Sequence[Costs]]
+    weights: tuple[float, ...] = (1.0,)
+
+    @staticmethod
+    def single(cost: Callable[[Sequence[Tile]], Sequence[float]]) -> Objective:
+        """Return an objective with one class from a function that returns one cost per tile."""
+        return Objective(lambda tiles: [(c,) for c in cost(tiles)])
+
+    def __call__(self, tiles: Sequence[Tile]) -> Sequence[Costs]:
+        """Return the costs of a batch."""
+        return self.measure(tiles)
 
 
 @dataclass(frozen=True)
 class Trial:
-    """A measured tile and its cost."""
+    """A measured tile and its costs. ``smoothed``: the costs that a model of all trials predicts for it, if the
+    explorer has one. They are less noisy than a single measurement."""
 
     tile: Tile
-    cost: float
+    costs: Costs
+    smoothed: Costs = ()
+
+    @property
+    def cost(self) -> float:
+        """The mean over the classes."""
+        return sum(self.costs) / len(self.costs)
 
 
 Explorer = Callable[[Space, Objective, int, int], "tuple[Trial, ...]"]
 
 
 def best(trials: Iterable[Trial]) -> Trial:
-    """Return the trial with minimum cost (ties: the first tile). ValueError: there are none."""
+    """Return the trial with minimum mean cost (ties: the first tile). ValueError: there are none."""
     return min(trials, key=lambda t: (t.cost, t.tile))
 
 
@@ -57,27 +80,6 @@ def after(first: Sequence[Tile], explorer: Explorer) -> Explorer:
         return (*start, *(t for t in rest if t.tile not in first))
 
     return explore if first else explorer
-
-
-def by_size(explorer: Explorer, backbone: Backbone, classes: int) -> Explorer:
-    """Return an explorer that explores size classes separately. Classes have equal counts and are ordered by the size
-    of the block over the parallel loops."""
-
-    def explore(space: Space, objective: Objective, trials: int, seed: int = 0) -> tuple[Trial, ...]:
-        def area(t: Tile) -> tuple[int, Tile]:
-            block = t.level("b")
-            return math.prod(block[x.name] for x in backbone.parallel), t
-
-        ordered = sorted(space.tiles, key=area)
-        cuts = [len(ordered) * c // classes for c in range(classes + 1)]
-        parts = [ordered[a:b] for a, b in pairwise(cuts) if b > a]
-        out: list[Trial] = []
-        for n, part in enumerate(parts):
-            share = trials * (n + 1) // len(parts) - trials * n // len(parts)
-            out += explorer(Space(f"{space.name}/{n}", tuple(sorted(part))), objective, share, seed)
-        return tuple(out)
-
-    return explore
 
 
 def _measure(tiles: Sequence[Tile], objective: Objective, batch: int = 8) -> tuple[Trial, ...]:
@@ -113,19 +115,19 @@ def _saturation(backbone: Backbone, hardware: Hardware, tile: Tile) -> float:
     return min(1.0, max(1, blocks_per_unit(used, hardware)) * used.threads / (hardware.unit_threads / 4))
 
 
-def spread(space: Space, order: Sequence[Tile], count: int) -> tuple[Tile, ...]:
-    """Return the first ``count`` of an order with a distance between each other, so that each starts a new region."""
-    distance = 0.5 * math.sqrt(space.points.shape[1]) if space.names else 0.0
+def spread(points: Points, order: Sequence[int], count: int) -> list[int]:
+    """Return the first ``count`` rows of an order with a distance between each other. ``points``: coordinates in
+    [0, 1] (tiles x axes). The distance shrinks until there are enough rows."""
+    distance = 0.5 * math.sqrt(points.shape[1])
     while True:
-        tiles: list[Tile] = []
-        for tile in order:
-            if len(tiles) == count:
+        rows: list[int] = []
+        for row in order:
+            if len(rows) == count:
                 break
-            x = space.points[space.position[tile]]
-            if all(np.linalg.norm(x - space.points[space.position[c]]) >= distance for c in tiles):
-                tiles.append(tile)
-        if len(tiles) == min(count, len(order)):
-            return tuple(tiles)
+            if all(np.linalg.norm(points[row] - points[r]) >= distance for r in rows):
+                rows.append(row)
+        if len(rows) == min(count, len(order)):
+            return rows
         distance = distance * 0.7 if distance > 1e-3 else -1.0
 
 

@@ -1,224 +1,256 @@
-"""TSCompiler's explorer (5.1): Bayesian optimisation in several trust regions, with hardware-aligned starts.
+"""The search of large spaces: Bayesian optimisation in trust regions, one for each size class (TSCompiler 5.1).
 
-Each region has a local Gaussian process over the rank of the cost (its normal quantile). Costs near the optimum differ
-by tenths of a per cent, elsewhere by factors; a process over costs would model only the factors. A round draws
-candidates inside every region's box, projects them to the nearest valid tiles, and drops the measured ones. It fills
-a batch with the smallest posterior samples over all regions, so regions compete like the arms of a bandit with Thompson
-sampling. A region grows after successes, shrinks after failures, and restarts elsewhere if it is too small.
-Its box always contains the next value on every axis. Costs are only compared. Needs ``polydyn[tune]``.
+A trial is a tile that is measured at several sizes; each size is a *class* with a weight. One Gaussian process models
+the costs of all classes. A round measures four tiles. Three of them have the most expected improvement, summed over the
+classes by weight; a class counts a tile only inside its own region. So the region with the most to gain gets the
+tiles, which is TSCompiler's bandit. The fourth tile is the next one of the analytical order, whatever the process
+predicts; in the first trials half of a round follows the order.
+
+A region is a number of unmeasured tiles: those nearest to the best tile of its class, by the lengths of the process.
+It grows after rounds that improve the class, shrinks after rounds that do not, and begins again when it is small.
 """
 
 from __future__ import annotations
 
-import math
-import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from polydyn.errors import UnsupportedError
 from polydyn.search.backbone import Tile
 from polydyn.search.explorers.explore import Explorer, Objective, Trial, spread
-from polydyn.search.spaces.space import Points, Space
+from polydyn.search.explorers.gaussian_process import GaussianProcess, Matrix, expected_improvement
+from polydyn.search.spaces.space import Space
 
 Rows = npt.NDArray[np.intp]
+RowObjective = Callable[[Sequence[int]], Matrix]
+"""Measures rows of a space: returns costs (rows x classes), ``inf`` for a failure."""
 
 
 @dataclass(frozen=True)
-class Regions:
-    """Parameters of the trust regions.
+class Rules:
+    """Parameters of the search.
 
-    ``start`` tiles are measured first: ``aligned`` ones from the hardware-aligned order and the rest at random.
-    Aligned tiles are good but similar, and a model of one corner misleads. Lengths are sides of the box in the space's
-    unit coordinates (``length``: L_b).
+    ``starts``: tiles of the analytical order that are measured first: ``leading`` ones at its head, and ones with a
+    distance between each other. A space has at least one start per ``tiles_per_start``. ``batch``: tiles per round;
+    ``ordered`` of them follow the analytical order, twice as many before ``early`` trials. ``size``: tiles of a new
+    region, at least 1 / ``share`` of the space. ``wins``, ``losses``: rounds with and without improvement after which a
+    region doubles or halves. ``halvings``: a region that has halved more often below its first size begins again.
+    ``improvement``: relative decrease of a cost that counts as a win. ``sharpness``: the process models
+    ``log(1 + sharpness * log(cost / best))``, which resolves costs near the best. ``distance``: tiles of one round that
+    are nearer to each other than this many lengths count less.
     """
 
-    count: int = 3
-    start: int = 12
-    aligned: int = 6
-    batch: int = 8
-    length: float = 0.5
-    longest: float = 1.0
-    shortest: float = 0.06
-    successes: int = 2
-    failures: int = 2
-    candidates: int = 192
-    neighbours: int = 48
+    starts: int = 8
+    tiles_per_start: int = 600
+    leading: int = 4
+    batch: int = 4
+    ordered: int = 1
+    early: int = 32
+    size: int = 128
+    share: int = 8
+    halvings: int = 2
+    wins: int = 1
+    losses: int = 2
+    improvement: float = 2e-3
+    sharpness: float = 10.0
+    distance: float = 0.4
 
 
 @dataclass
-class _Region:
-    center: int
-    length: float
-    best: float = math.inf
+class Region:
+    """The trust region of a class: its centre (a row) and its size in tiles. ``best``: least cost of the class.
+    ``grown``, ``shrunk``, ``restarted`` count its changes; ``at_best``: it is around the best tile of the class."""
+
+    centre: int
+    size: int
+    best: float
     wins: int = 0
     losses: int = 0
-    kernel: Any = None
+    at_best: bool = True
+    grown: int = 0
+    shrunk: int = 0
+    restarted: int = 0
 
 
-def trust_region(order: Sequence[Tile] = (), regions: Regions | None = None) -> Explorer:
-    """Return an explorer whose regions start at random tiles and at spread-out first tiles of ``order``."""
-    _sklearn()
+@dataclass(frozen=True)
+class Result:
+    """A finished search: ``rows`` in the order of measurement, their ``costs`` and the ``smoothed`` costs that the
+    process predicts for them (rows x classes), and the regions."""
+
+    rows: tuple[int, ...]
+    costs: Matrix
+    smoothed: Matrix
+    regions: tuple[Region, ...]
+
+
+def trust_region(order: Sequence[Tile] = (), rules: Rules | None = None) -> Explorer:
+    """Return an explorer that starts from the first tiles of ``order``, without one from random tiles."""
 
     def explore(space: Space, objective: Objective, trials: int, seed: int = 0) -> tuple[Trial, ...]:
-        from threadpoolctl import threadpool_limits
+        def costs(rows: Sequence[int]) -> Matrix:
+            return np.array(objective([space.tiles[r] for r in rows]), float)
 
-        with threadpool_limits(1):  # the matrices are tiny, and the order of sums stays fixed
-            return _Search(space, objective, trials, seed, order, regions or Regions()).run()
+        ordered = [space.position[t] for t in order if t in space.position]
+        result = search_rows(
+            space.points, costs, trials, order=ordered, weights=objective.weights, seed=seed, rules=rules
+        )
+        return tuple(
+            Trial(space.tiles[row], tuple(map(float, cost)), tuple(map(float, smoothed)))
+            for row, cost, smoothed in zip(result.rows, result.costs, result.smoothed, strict=True)
+        )
 
     return explore
 
 
-def _sklearn() -> None:
-    try:
-        import sklearn.gaussian_process  # noqa: F401
-    except ImportError as e:
-        raise UnsupportedError(
-            "the trust-region explorer needs scikit-learn",
-            rule="extra [tune]",
-            remedy="pip install 'polydyn[tune]', or choose the explorer 'random'",
-        ) from e
+def search_rows(
+    points: Matrix, objective: RowObjective, trials: int, *, order: Sequence[int] = (), weights: Sequence[float] = (),
+    seed: int = 0, rules: Rules | None = None,
+) -> Result:  # fmt: skip
+    """Search a finite space (TSCompiler 5.1, changed as the module's text says).
 
-
-def _descend(objective: Callable[..., Any], theta: Any, bounds: Any) -> tuple[Any, Any]:
-    """Run a few steps of L-BFGS on the marginal likelihood; the region's next round continues from there."""
-    from scipy.optimize import minimize
-
-    result = minimize(objective, theta, jac=True, bounds=bounds, method="L-BFGS-B", options={"maxiter": 6})
-    return result.x, result.fun
+    ``points``: coordinates in [0, 1] (tiles x axes). ``order``: rows by an analytical estimate, best first.
+    ``weights``: importance of each class (default: equal). At most ``trials`` rows are measured. A shorter search
+    with the same seed measures the first rows of a longer one.
+    """
+    return _Search(points, objective, trials, order, weights, seed, rules or Rules()).run()
 
 
 class _Search:
-    """One run. ``cost`` maps each measured row to its cost."""
+    """One run."""
 
-    def __init__(
-        self,
-        space: Space,
-        objective: Objective,
-        trials: int,
-        seed: int,
-        order: Sequence[Tile],
-        r: Regions,
-    ) -> None:
-        self.space, self.objective, self.trials, self.rule = space, objective, trials, r
-        self.rng = np.random.default_rng(seed)
-        aligned = spread(space, [t for t in order if t in space.position], r.aligned)
-        random = [space.tiles[i] for i in self.rng.permutation(len(space))]
-        self.starts = [space.position[t] for t in dict.fromkeys((*aligned, *random))]
-        self.cost: dict[int, float] = {}
-        self.log: list[Trial] = []
+    def __init__(self, points: Matrix, objective: RowObjective, trials: int, order: Sequence[int],
+                 weights: Sequence[float], seed: int, rules: Rules) -> None:  # fmt: skip
+        self.points, self.objective, self.order, self.rules = points, objective, order, rules
+        self.trials = max(0, min(trials, len(points)))
+        self.starts = max(rules.starts, len(points) // rules.tiles_per_start)
+        self.size = max(rules.size, len(points) // rules.share)
+        self.random = np.random.default_rng(seed)
+        self.process = GaussianProcess(points.shape[1], self.random)
+        self.weights = np.array(weights, float)
+        self.rows: list[int] = []
+        self.costs: Matrix = np.zeros((0, max(1, len(weights))))
+        self.regions: list[Region] = []
 
-    def run(self) -> tuple[Trial, ...]:
-        first = self._next_starts(self.rule.start)
-        self._measure(first)
-        ranked = sorted((i for i in first if i in self.cost), key=lambda i: (self.cost[i], i))
-        self.regions = [_Region(i, self.rule.length, self.cost[i]) for i in ranked[: self.rule.count]]
-        while len(self.log) < self.trials and len(self.cost) < len(self.space):
-            picks = self._round()
-            self._measure([row for row, _ in picks])
-            for region in self.regions:
-                self._judge(region, [row for row, r in picks if r is region])
-        return tuple(self.log)
+    def run(self) -> Result:
+        head = list(self.order[: self.rules.leading])
+        apart = [r for r in spread(self.points, self.order, self.starts) if r not in head]
+        first = [*head, *apart][: self.starts]
+        rest = [int(i) for i in self.random.permutation(len(self.points)) if i not in first]
+        self._measure([*first, *rest][: self.starts])
+        if self.rows and not len(self.weights):
+            self.weights = np.ones(self.costs.shape[1])
+        for s in range(self.costs.shape[1] if self.rows else 0):
+            best = int(np.argmin(self.costs[:, s]))
+            self.regions.append(Region(self.rows[best], self.size, float(self.costs[best, s])))
+        while len(self.rows) < self.trials:
+            self._round()
+        return Result(tuple(self.rows), self.costs, self._smoothed(), tuple(self.regions))
 
     def _measure(self, rows: Sequence[int]) -> None:
-        rows = rows[: self.trials - len(self.log)]
-        tiles = [self.space.tiles[i] for i in rows]
-        for row, tile, cost in zip(rows, tiles, self.objective(tiles) if tiles else (), strict=True):
-            self.cost[row] = cost
-            self.log.append(Trial(tile, cost))
+        rows = list(rows)[: self.trials - len(self.rows)]
+        if rows:
+            costs = np.asarray(self.objective(rows), float).reshape(len(rows), -1)
+            self.costs = np.concatenate([self.costs, costs]) if self.rows else costs
+            self.rows += rows
 
-    def _next_starts(self, count: int) -> list[int]:
-        out: list[int] = []
-        while self.starts and len(out) < count:
-            row = self.starts.pop(0)
-            if row not in self.cost and row not in out:
-                out.append(row)
-        return out
+    def _fit(self) -> None:
+        """Fit the process to all trials. A failure counts as twice the largest cost of its class."""
+        ran = np.isfinite(self.costs)
+        logs = np.log(np.where(ran, np.maximum(self.costs, np.finfo(float).tiny), 1.0))
+        self.least = np.where(ran.any(0), np.where(ran, logs, np.inf).min(0), 0.0)
+        worst = np.where(ran.any(0), np.where(ran, logs, -np.inf).max(0), 0.0)
+        logs = np.where(ran, logs, worst + np.log(2.0))
+        values = np.log1p(self.rules.sharpness * (logs - self.least))
+        self.shift, self.scale = values.mean(0), values.std(0) + 1e-9
+        self.process.fit(self.points[self.rows], (values - self.shift) / self.scale)
 
-    def _round(self) -> list[tuple[int, _Region]]:
-        """Return a batch: the smallest posterior samples over all regions, each row once."""
-        measured, quantiles = self._targets()
-        rows: list[int] = []
-        owners: list[_Region] = []
-        samples: list[Points] = []
-        for region in self.regions:
-            candidates = self._candidates(region)
-            if len(candidates):
-                rows += candidates.tolist()
-                owners += [region] * len(candidates)
-                samples.append(self._samples(region, candidates, measured, quantiles))
-        if not rows:  # no region has candidates left
-            return [(row, self.regions[0]) for row in self._next_starts(self.rule.batch)]
-        picks: dict[int, _Region] = {}
-        for sample in np.concatenate(samples).T:
-            best = next((i for i in np.argsort(sample, kind="stable") if rows[i] not in picks), None)
-            if best is not None:
-                picks[rows[best]] = owners[best]
-        return list(picks.items())
+    def _smoothed(self) -> Matrix:
+        if not self.rows:
+            return self.costs
+        self._fit()
+        values = self.process.predict(self.points[self.rows])[0] * self.scale + self.shift
+        return np.asarray(np.exp(np.expm1(np.maximum(values, -1.0)) / self.rules.sharpness + self.least))
 
-    def _candidates(self, region: _Region) -> Rows:
-        """Return points of the box, projected to valid tiles that are not measured."""
-        center = self.space.points[region.center]
-        reach = np.maximum(region.length / 2, self.space.steps)
-        x = center + (2 * self.rng.random((self.rule.candidates, len(center))) - 1) * reach
-        rows = np.unique(self.space.nearest(np.clip(x, 0.0, 1.0)))
-        return np.array([r for r in rows if int(r) not in self.cost], np.intp)
+    def _open_rows(self) -> Rows:
+        unmeasured = np.ones(len(self.points), bool)
+        unmeasured[self.rows] = False
+        return np.flatnonzero(unmeasured)
 
-    def _targets(self) -> tuple[Rows, Points]:
-        """Return the measured rows and the normal quantiles of their ranks; ties share one, failures are last."""
-        from scipy.special import ndtri
-        from scipy.stats import rankdata
+    def _round(self) -> None:
+        """Measure a batch: tiles inside the regions, and the next ones of the order."""
+        self._fit()
+        r, before = self.rules, len(self.rows)
+        ordered = r.ordered * (2 if before < r.early else 1)
+        rows = self._open_rows()
+        inside = np.column_stack([self._inside(rows, region) for region in self.regions])
+        rows, inside = rows[inside.any(1)], inside[inside.any(1)]
+        picks = self._picks(rows, (self._gains(rows) * inside).sum(1), min(self.trials - before, r.batch - ordered))
+        taken = {*self.rows, *(int(rows[k]) for k in picks)}
+        following = [i for i in self.order if i not in taken][:ordered]
+        self._measure([*(int(rows[k]) for k in picks), *following])
+        tried = np.asarray(inside[picks[: len(self.rows) - before]].any(0))
+        for s, region in enumerate(self.regions):
+            self._judge(region, s, before, bool(tried[s]))
 
-        measured = np.array(sorted(self.cost), np.intp)
-        ranks = rankdata([self.cost[int(i)] for i in measured])
-        return measured, np.asarray(ndtri((ranks - 0.5) / max(len(measured), 1)))
+    def _distance(self, rows: Rows, centre: int) -> Matrix:
+        """Return the squared distances of rows to a centre, in lengths of the process."""
+        return np.asarray((((self.points[rows] - self.points[centre]) / self.process.lengths) ** 2).sum(1))
 
-    def _samples(self, region: _Region, rows: Rows, measured: Rows, quantiles: Points) -> Points:
-        """Return posterior samples (rows x batch) of the region's local process."""
-        from sklearn.gaussian_process import GaussianProcessRegressor
-        from sklearn.gaussian_process.kernels import ConstantKernel, Matern, WhiteKernel
+    def _inside(self, rows: Rows, region: Region) -> npt.NDArray[np.bool_]:
+        """Return which of the open rows are in a region."""
+        distance = self._distance(rows, region.centre)
+        return np.asarray(distance <= np.sort(distance)[min(region.size, len(rows)) - 1])
 
-        points = self.space.points
-        distance = ((points[measured] - points[region.center]) ** 2).sum(1)
-        near = np.argsort(distance, kind="stable")[: self.rule.neighbours]
-        kernel = region.kernel
-        if kernel is None:
-            kernel = ConstantKernel(1.0, (0.05, 20.0)) * Matern([0.5] * points.shape[1], (0.05, 10.0), nu=2.5)
-            kernel += WhiteKernel(1e-2, (1e-6, 1.0))
-        process = GaussianProcessRegressor(kernel, optimizer=_descend, normalize_y=True, random_state=0)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # a length scale at its bound is acceptable
-            process.fit(points[measured[near]], quantiles[near])
-            mean, covariance = process.predict(points[rows], return_cov=True)
-        region.kernel = process.kernel_
-        draws = self.rng.standard_normal((len(rows), self.rule.batch))
-        return np.asarray(mean[:, None] + np.linalg.cholesky(covariance + 1e-9 * np.eye(len(rows))) @ draws)
+    def _gains(self, rows: Rows) -> Matrix:
+        """Return the weighted expected improvement of rows (rows x classes) over the least smoothed cost."""
+        mean, deviation = self.process.predict(self.points[rows])
+        best = self.process.predict(self.points[self.rows])[0].min(0)
+        return np.asarray(expected_improvement(mean, deviation, best) * self.scale * self.weights)
 
-    def _judge(self, region: _Region, rows: Sequence[int]) -> None:
-        """Grow, shrink, move or restart a region after its trials in this round."""
-        measured = [r for r in rows if r in self.cost]
-        if measured:
-            row = min(measured, key=lambda i: (self.cost[i], i))
-            if self.cost[row] < region.best:
-                region.center, region.best = row, self.cost[row]
-                region.wins, region.losses = region.wins + 1, 0
-            else:
-                region.wins, region.losses = 0, region.losses + 1
-        elif not len(self._candidates(region)):
-            region.losses = self.rule.failures
-        if region.wins >= self.rule.successes:
-            region.length, region.wins = min(2 * region.length, self.rule.longest), 0
-        if region.losses >= self.rule.failures:
-            region.length, region.losses = region.length / 2, 0
-        if region.length < self.rule.shortest:
-            self._restart(region)
+    def _picks(self, rows: Rows, gains: Matrix, count: int) -> list[int]:
+        """Return positions in ``rows`` with the largest gains. A row near a picked one counts less."""
+        picks: list[int] = []
+        for _ in range(min(count, len(rows))):
+            picks.append(int(np.argmax(gains)))
+            near = np.exp(-self._distance(rows, int(rows[picks[-1]])) / self.rules.distance**2)
+            gains = gains * (1 - near)
+            gains[picks] = -1.0
+        return picks
 
-    def _restart(self, region: _Region) -> None:
-        starts = self._next_starts(1)
-        if starts and len(self.log) < self.trials:
-            self._measure(starts)
-            region.center, region.best = starts[0], self.cost[starts[0]]
-            region.length, region.wins, region.losses = self.rule.length, 0, 0
+    def _judge(self, region: Region, s: int, before: int, tried: bool) -> None:
+        """Move, grow, shrink or restart the region of class ``s`` after a round. ``tried``: the round measured a tile
+        inside it by expected improvement."""
+        r = self.rules
+        row = before + int(np.argmin(self.costs[before:, s]))
+        cost = float(self.costs[row, s])
+        better = cost < region.best * (1 - r.improvement)
+        if cost < region.best:
+            region.best, region.centre, region.at_best = cost, self.rows[row], True
+        if better:
+            region.wins, region.losses = region.wins + 1, 0
+        elif tried:
+            region.wins, region.losses = 0, region.losses + 1
+        if region.wins >= r.wins:
+            larger = min(2 * region.size, max(region.size, len(self.points)))
+            region.grown, region.size, region.wins = region.grown + (larger > region.size), larger, 0
+        elif region.losses >= r.losses:
+            region.shrunk, region.size, region.losses = region.shrunk + 1, region.size // 2, 0
+            if region.size < self.size >> r.halvings:
+                self._restart(region, s)
+
+    def _restart(self, region: Region, s: int) -> None:
+        """Restart a region: at the tile with most expected improvement in the farther half of the space, the next time
+        at the best tile again."""
+        region.restarted, region.size, region.wins, region.losses = region.restarted + 1, self.size, 0, 0
+        rows = self._open_rows()
+        if not len(rows):
+            return
+        region.at_best = not region.at_best
+        if region.at_best:
+            region.centre = self.rows[int(np.argmin(self.costs[:, s]))]
+            return
+        distance = self._distance(rows, region.centre)
+        gains = self._gains(rows)[:, s]
+        region.centre = int(rows[np.argmax(np.where(distance >= np.median(distance), gains, -1.0))])

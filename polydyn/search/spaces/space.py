@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -70,28 +70,20 @@ class Space:
     @cached_property
     def points(self) -> Points:
         """Coordinates (tiles x names) in [0, 1]: logarithms of the sizes, because ratios of sizes matter."""
-        values = np.array([[t[n] for n in self.names] for t in self.tiles], float).reshape(len(self.tiles), -1)
-        logs = np.log2(np.maximum(values, 0.5))  # a parameter may be 0
-        low, high = logs.min(0), logs.max(0)
-        return np.asarray((logs - low) / np.where(high > low, high - low, 1.0))
-
-    @cached_property
-    def steps(self) -> Points:
-        """The largest gap between neighbouring values per coordinate. A smaller move may reach no other value."""
-        return np.array([np.diff(np.unique(x)).max() for x in self.points.T])
+        return coordinates([[t[n] for n in self.names] for t in self.tiles])
 
     @cached_property
     def position(self) -> Mapping[Tile, int]:
         """Maps a tile to its row in ``points``."""
         return {t: i for i, t in enumerate(self.tiles)}
 
-    def nearest(self, x: Points) -> npt.NDArray[np.intp]:
-        """Return the rows of the valid tiles nearest to the rows of ``x`` (TSCompiler's projection).
 
-        Ties go to the first tile, so that the result depends only on the space.
-        """
-        squares = (self.points**2).sum(1)[None, :] - 2 * x @ self.points.T
-        return np.asarray(np.argmin(squares, axis=1))
+def coordinates(sizes: Sequence[Sequence[int]]) -> Points:
+    """Return the logarithms of sizes (tiles x parameters), each parameter scaled to [0, 1]."""
+    values = np.array(sizes, float).reshape(len(sizes), -1)
+    logs = np.log2(np.maximum(values, 0.5))  # a parameter may be 0
+    low, high = logs.min(0), logs.max(0)
+    return np.asarray((logs - low) / np.where(high > low, high - low, 1.0))
 
 
 def collect(name: str, proposals: Iterable[tuple[Tile, str | None]]) -> Space:

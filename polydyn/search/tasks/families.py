@@ -44,9 +44,9 @@ class FamilyTask(Task[Any]):
         """All configurations; those of the group without tuning come first."""
         return tuple(map(Tile, self.family.tiles()))
 
-    def tiles(self, max_count: int) -> list[Tile]:
-        """Return the first ``max_count`` configurations."""
-        return list(self.every[:max_count])
+    def parameters(self, tile: Tile) -> dict[str, int]:
+        """Return the values of all parameters of a configuration."""
+        return dict(tile.compile)
 
     def versions(self, tile: Tile) -> tuple[Kernel, ...]:
         """Return the kernels of a configuration. ScheduleError: it breaks a rule, which is named."""

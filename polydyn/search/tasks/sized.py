@@ -36,8 +36,8 @@ class SizedTask(Task[Group]):
         """The processor of the kernels."""
         return self.source.target
 
-    def tiles(self, max_count: int) -> list[Tile]:
-        """Return at most ``max_count`` tiles: the default, then the nearest to it by ratio, because ratios of
+    def tiles(self, max_count: int | None = None) -> list[Tile]:
+        """Return the tiles (at most ``max_count``): the default, then the nearest to it by ratio, because ratios of
         sizes matter.
         """
         built, launched = self.source.choices().built, self.source.choices().launched
@@ -46,12 +46,19 @@ class SizedTask(Task[Group]):
             for a in product(*built.values())
             for b in product(*launched.values())
         ]
-        rule = {n: values[0] for n, values in (*built.items(), *launched.items())}
+        rule = self.parameters(DEFAULT)
 
         def distance(t: Tile) -> float:
             return sum(abs(math.log(v / rule[n])) for n, v in (*t.compile, *t.launch))
 
         return [DEFAULT, *sorted(every, key=lambda t: (distance(t), t))[1:]][:max_count]
+
+    def parameters(self, tile: Tile) -> dict[str, int]:
+        """Return the values of all parameters of a tile; the default has the first value of each."""
+        choices = self.source.choices()
+        return {n: values[0] for n, values in (*choices.built.items(), *choices.launched.items())} | dict(
+            (*tile.compile, *tile.launch)
+        )
 
     def kernel(self, tile: Tile, builder: SizedKernel) -> Kernel:
         """Return the kernel for a tile's compile-time part; ``launch`` has the values of the launch-time part."""

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +18,19 @@ from polydyn.search.backbone import GroupKey, Problem, Shape, Tile
 from polydyn.search.bench import RecordedBench
 from polydyn.search.cost import polydyn as polydyn_cost
 from polydyn.search.dispatch.build import build_dispatch
-from polydyn.search.finals import FINALISTS, SIZES, between, corrected, finalists, sizes_to_measure
+from polydyn.search.explorers.explore import Trial
+from polydyn.search.finals import (
+    CLASSES,
+    FINALISTS,
+    OTHER_SIZES,
+    SIZES,
+    best_explored,
+    between,
+    corrected,
+    finalists,
+    size_classes,
+    sizes_to_measure,
+)
 from polydyn.search.hardware import cpu
 from polydyn.search.records import Records
 from polydyn.search.spaces.loop_model import loop_model
@@ -148,6 +162,64 @@ def test_launches_that_fail_are_records_of_their_sizes(tmp_path: Path) -> None:
         again = RecordedBench(Simulated(B, HW), r, PROBLEM.key, HW)
         assert all(map(math.isfinite, (*again.per_operation(TILES[:1]), *again.seconds(TILES[:2], shapes[1]))))
         assert math.isfinite(again.kernel(TILES[0]).step)
+
+
+def test_classes_follow_the_weights_and_the_saturating_instance_has_the_rest() -> None:
+    """Likely sizes become classes. Launches that take too long are left to the saturating instance."""
+    likely = replace(PROBLEM, shapes=((("i", 7),), (("i", 90),), (("i", 1 << 20),)), weights=(3.0, 1.0, 4.0))
+    classes = size_classes(likely, HW, 64)
+    assert [s["i"] for s in classes.shapes] == [90, 7], "the largest first"
+    assert classes.weights == (1.0, 3.0) and classes.saturating == 4.0
+    even = size_classes(PROBLEM, HW, 64)
+    assert [s["i"] for s in even.shapes] == [88, 63, 38, 13] and even.weights == (25.0,) * CLASSES
+    assert even.saturating == pytest.approx(OTHER_SIZES * 100)
+    static = gemm(64, 64, 64)
+    fixed = size_classes(Problem(PROBLEM.key, static, ((),), (1.0,)), HW, 64)
+    assert fixed.shapes == (static.sizes({}),) and fixed.saturating == 0
+    long = size_classes(replace(likely, shapes=((("i", 1 << 20),),), weights=(1.0,)), HW, 64)
+    assert long.shapes == () and long.saturating == 1.0
+
+
+def test_more_trials_leave_less_time_for_each() -> None:
+    wide = replace(PROBLEM, shapes=tuple((("i", 1 << n),) for n in range(16)), weights=(1.0,) * 16)
+    few, many = (size_classes(wide, HW, n) for n in (8, 512))
+    assert max(s["i"] for s in many.shapes) < max(s["i"] for s in few.shapes)
+    assert many.saturating > few.saturating
+
+
+def test_finalists_of_an_exploration_serve_every_class() -> None:
+    """Smoothed costs decide. A tile that fails at one class may serve another; tiles that never ran are left out."""
+    costs = [(1.0, 9.0), (9.0, 1.0), (math.inf, 0.5), (math.inf, math.inf), (1.1, 1.1)]
+    trials = [Trial(t, c) for t, c in zip(TILES, costs, strict=False)]
+    assert set(best_explored(trials, (1.0, 1.0))) == {TILES[n] for n in (0, 1, 2, 4)}
+    lucky = replace(trials[0], costs=(0.1, 0.1), smoothed=(9.0, 9.0))
+    assert best_explored([lucky, trials[4]], (1.0, 1.0))[0] == TILES[4]
+    assert best_explored(trials[3:4], (1.0, 1.0)) == []
+
+
+class Counting(Simulated):
+    """A machine that is one per cent faster in each round, and counts the launches of each number of rounds."""
+
+    def seconds(self, tiles: Sequence[Tile], shape: Shape, turns: int = 1) -> list[float]:
+        LAUNCHES[turns] += len(tiles)
+        return [x * 0.99**turns for x in super().seconds(tiles, shape)]
+
+
+LAUNCHES = Counter[int]()
+
+
+def test_finalists_are_measured_again_at_sizes_of_the_exploration(tmp_path: Path) -> None:
+    """A record of one round serves the exploration only, so a resumed search repeats its steps."""
+    LAUNCHES.clear()
+    with Records.open(tmp_path / "r.db") as r:
+        first = tune(strategy("polydyn"), PROBLEM, HW, Counting(B, HW), trials=12, records=r)
+        launches = dict(LAUNCHES)
+        again = tune(strategy("polydyn"), PROBLEM, HW, Counting(B, HW), trials=12, records=r)
+        assert dict(LAUNCHES) == launches, "the second search measured"
+        bench = RecordedBench(Counting(B, HW), r, PROBLEM.key, HW)
+        once, twice = (bench.seconds([first.trials[0].tile], B.sizes({"i": 13}), n) for n in (1, 2))
+    assert launches[1] == CLASSES * 12 and launches[2] > 0 and once != twice
+    assert again.kernels == first.kernels and again.trials == first.trials
 
 
 def test_only_polydyn_has_finals() -> None:

@@ -88,30 +88,10 @@ def test_an_empty_space_names_the_rule() -> None:
         collect("x", [(Tile(()), "local memory per block")])
 
 
-def test_projection_gives_the_nearest_valid_tuple() -> None:
-    space = loop_model(HALF, A100)
-    x = np.random.default_rng(0).random((50, len(space.names))) * 1.4 - 0.2
-    brute = [int(((space.points - row) ** 2).sum(1).argmin()) for row in x]
-    got = space.nearest(x)
-    for row, a, b in zip(x, brute, got, strict=True):
-        assert ((space.points[a] - row) ** 2).sum() == pytest.approx(((space.points[b] - row) ** 2).sum())
-    assert list(space.nearest(space.points)) == list(range(len(space)))
-
-
 def test_a_space_of_one_tuple_has_no_coordinates() -> None:
     space = Space("one", (Tile((("b.i", 8),)),))
     assert space.names == ()
     assert space.points.shape == (1, 0)
-    assert list(space.nearest(np.zeros((3, 0)))) == [0, 0, 0]
-    assert space.steps.shape == (0,)
-
-
-def test_a_step_reaches_the_next_value_on_every_axis() -> None:
-    space = loop_model(HALF, A100)
-    for axis, step in zip(space.points.T, space.steps, strict=True):
-        values = np.unique(axis)
-        assert 0 < step <= 1
-        assert all(values[i + 1] - values[i] <= step for i in range(len(values) - 1))
 
 
 def test_vortex_candidates_fit_their_level_and_the_parent_map_is_exact() -> None:

@@ -67,7 +67,7 @@ def test_polydyn_begins_with_aligned_tuples_and_then_searches_elsewhere() -> Non
     hw = cpu(2)
     p, space = problem(hw), loop_model(FLOAT, hw)
     tried = [t.tile for t in tune(strategy("polydyn"), p, hw, Simulated(FLOAT, hw), trials=24).trials]
-    assert tried[:6] == list(aligned_order(space, FLOAT, hw)[:6])
+    assert tried[:4] == list(aligned_order(space, FLOAT, hw)[:4])
     assert len(set(tried)) == len(tried) == 24
 
 
@@ -152,7 +152,7 @@ def test_estimates_of_a_model_never_pass_for_measurements(tmp_path: Path) -> Non
 def test_split_reductions_serve_small_grids_with_the_same_binaries() -> None:
     b = gemm(None, 256, 16384, dtype="float16", item=2)
     p = Problem(GroupKey("gemm", b.dtype, "A100"), b, splits=(1, 2, 4, 8))
-    tuned = tune(strategy("polydyn"), p, A100, Simulated(b, A100), trials=24)
+    tuned = tune(strategy("polydyn"), p, A100, Simulated(b, A100), trials=48)
     k = choose(build_dispatch(tuned), b.sizes({"i": 16}))
     assert tuned.kernels[k].tile.get("split") > 1
     assert tuned.binaries < len(tuned.kernels)
