@@ -18,13 +18,14 @@ from polydyn.shapes.facts import DimFacts
 
 Interval = tuple[int, int]
 """(least, greatest) value."""
+INTEGERS = frozenset(f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64))
 
 
 def of_dtype(dtype: str) -> Interval | None:
-    """Return all values of an integer dtype, or None for another one."""
+    """Return all values of an integer dtype of at least a byte, or None for another one."""
     if dtype == "bool":
         return 0, 1
-    if not dtype.startswith(("int", "uint")) or dtype not in np.sctypeDict:
+    if dtype not in INTEGERS:
         return None
     info = np.iinfo(dtype)
     return int(info.min), int(info.max)
