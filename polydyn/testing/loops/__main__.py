@@ -11,45 +11,16 @@ from __future__ import annotations
 
 import argparse
 import sys
-import time
-from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Hashable, Sequence
 
 from polydyn.codegen.ir import Body, walk
 from polydyn.testing.kernel_graphs import GRAPHS, graph
-from polydyn.testing.loops.check import SIZES, Case, Skipped, cases_or_reasons
-from polydyn.testing.loops.cuda import Unknown
+from polydyn.testing.loops.check import Case
 from polydyn.testing.loops.mutants import mutants
 from polydyn.testing.loops.rooms import Unbound
-from polydyn.testing.plan.planned import Planned, plans_of
-
-
-def cases_by_kernel(plans: Iterable[Planned], seconds: float, skipped: Counter[str]) -> dict[str, list[Case]]:
-    """Return the cases of every kernel, quick ones first. Those that take longer than ``seconds`` are left out.
-
-    ``skipped`` counts the reasons for all that is left out.
-    """
-    found = defaultdict[str, list[tuple[float, int, Case]]](list)
-    for planned in plans:
-        for k, sizes in enumerate(SIZES):
-            for case in cases_or_reasons(planned, sizes, seed=k):
-                if isinstance(case, Skipped):
-                    skipped[case.reason] += 1
-                    continue
-                start = time.monotonic()
-                try:
-                    wrong = case.run(planned.loops)
-                except Unknown as e:
-                    skipped[str(e)] += 1
-                    continue
-                if wrong:
-                    raise SystemExit(f"{case.name} is wrong: {wrong}")
-                taken = time.monotonic() - start
-                if taken > seconds:
-                    skipped["too slow"] += 1
-                    continue
-                found[case.kernel.name].append((taken, k, case))
-    return {name: [c for _, _, c in sorted(many, key=lambda x: x[:2])] for name, many in found.items()}
+from polydyn.testing.loops.sizes import cases_by_kernel
+from polydyn.testing.plan.planned import plans_of
 
 
 class Score:
@@ -63,7 +34,7 @@ class Score:
 
     def add(self, cases: Sequence[Case], loops: dict[str, Body], each: int, seed: int) -> None:
         """Try ``each`` mutants of a kernel, and of the kernels after it."""
-        executed = set[int]()
+        executed = set[Hashable]()
         for case in cases:
             case.run(loops, executed)
         for kernel in (cases[0].kernel, *cases[0].kernel.after):

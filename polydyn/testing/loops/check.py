@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Hashable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -64,10 +64,11 @@ class Case:
         """The name of the kernel, with its version."""
         return f"{self.kernel.name} {self.kernel.version}".strip()
 
-    def run(self, bodies: Mapping[str, Body], executed: set[int] | None = None) -> str:
+    def run(self, bodies: Mapping[str, Body], executed: set[Hashable] | None = None) -> str:
         """Return what is wrong with the results of the bodies, or "". ``bodies``: by kernel name.
 
-        ``executed`` receives the identities of the nodes that are executed. Raises Unbound if a name has no value.
+        ``executed`` receives the identities of the nodes that are executed, and on a CPU pairs of an identity and of
+        what happens there (``CpuRun.executed``). Raises Unbound if a name has no value.
         """
         for reverse in (False,) if self.width else (False, True):  # many missing barriers show in one order only
             try:
@@ -91,7 +92,7 @@ class Case:
         memory[COUNTERS] = ("uint32", np.zeros(1024, np.uint32))
         return memory
 
-    def _execute(self, kernel: Kernel, body: Body, memory: Mapping[str, tuple[str, Array]], reverse: bool) -> set[int]:
+    def _execute(self, kernel: Kernel, body: Body, memory: Mapping[str, tuple[str, Array]], reverse: bool) -> set[Hashable]:
         env = {**self.values, WORKERS: THREADS}
         values = {**self.values, **{n: i.evaluate(env) for n, i in kernel.launch.items() if n not in self.values}}
         tasks = kernel.tasks.evaluate(values)
@@ -101,11 +102,11 @@ class Case:
             parts = [CpuRun(named, self.width) for _ in range(2 if tasks > 1 else 1)]
             for run, (begin, end) in zip(parts, ((0, middle), (middle, tasks)), strict=False):
                 run.run(body, {**values, **SYMBOLS_OF_CPU, "begin": begin, "end": end})
-            if len(parts) > 1:
-                for n in named:
-                    if (parts[0].stored[n] & parts[1].stored[n]).any():
-                        raise Broken(f"two tasks write {n}")
-            return set().union(*(p.executed for p in parts))
+            for n in named if len(parts) > 1 else ():
+                for one, other in (parts, parts[::-1]):
+                    if (one.stored[n] & (other.stored[n] | other.loaded[n])).any():
+                        raise Broken(f"two tasks access {n}, and one of them writes it")
+            return {"two tasks"} & {"two tasks" if len(parts) > 1 else ""} | set().union(*(p.executed for p in parts))
         device = CudaRun(named, kernel, values, reverse)
         device.run(body, tasks)
         return device.executed
@@ -169,21 +170,11 @@ def _case(planned: Planned, p: PlacedGroup, kernel: Kernel, dims: Mapping[str, i
     if values.get(SHARES) == 0:  # the decision takes it at larger sizes only
         values[SHARES] = FEW_SHARES
     group = planned.groups.get(kernel.name, p.lowered.group)
-    whole = all(i.evaluate(values) % n == 0 for i, n in kernel.multiples)
-    if not whole or not all(c.holds(values) for c in kernel.conditions):
-        return "its conditions do not hold"
-    if _work(group, values) > MAX_WORK:
-        return "too much work"
-    if not set(p.lowered.buffers) <= set(group.arrays):
-        return "its statements have other operands"
-    elements, constants = dict[str, int](), dict[str, Array]()
-    for n, buffer in p.lowered.buffers.items():
-        b = planned.plan.buffers[buffer]
-        elements[n] = math.prod(size_of(d, dims) for d in b.shape)
-        if buffer in planned.plan.constants:
-            kind = numpy_dtype(group.arrays[n].dtype)
-            constants[n] = np.ascontiguousarray(planned.plan.constants[buffer]).reshape(-1).view(kind)
-            elements[n] = len(constants[n])
+    if error := reason(p, kernel, group, values):
+        return error
+    elements = {n: math.prod(size_of(d, dims) for d in planned.plan.buffers[b].shape) for n, b in p.lowered.buffers.items()}
+    constants = constants_of(planned, p, group)
+    elements |= {n: len(a) for n, a in constants.items()}
     for below in BELOW:
         arrays = arrays_of(group, elements, np.random.default_rng(seed), below, SCALES[seed % 2]) | constants
         if sum(a.nbytes for a in arrays.values()) > MAX_BYTES:
@@ -194,5 +185,25 @@ def _case(planned: Planned, p: PlacedGroup, kernel: Kernel, dims: Mapping[str, i
     return "no random integers are subscripts in range"
 
 
-def _work(group: Group, values: Mapping[str, int]) -> int:
+def reason(p: PlacedGroup, kernel: Kernel, group: Group, values: Mapping[str, int]) -> str:
+    """Return why a kernel is not executed at some values of its symbols, or ""."""
+    whole = all(i.evaluate(values) % n == 0 for i, n in kernel.multiples)
+    if not whole or not all(c.holds(values) for c in kernel.conditions):
+        return "its conditions do not hold"
+    if work_of(group, values) > MAX_WORK:
+        return "too much work"
+    return "" if set(p.lowered.buffers) <= set(group.arrays) else "its statements have other operands"
+
+
+def constants_of(planned: Planned, p: PlacedGroup, group: Group) -> dict[str, Array]:
+    """Return the elements of a group's constants."""
+    return {
+        n: np.ascontiguousarray(planned.plan.constants[b]).reshape(-1).view(numpy_dtype(group.arrays[n].dtype))
+        for n, b in p.lowered.buffers.items()
+        if b in planned.plan.constants
+    }
+
+
+def work_of(group: Group, values: Mapping[str, int]) -> int:
+    """Return the number of instances of the largest statement."""
     return max((math.prod(size_of(e, values) for _, e in s.iters) for s in group.statements), default=0)

@@ -22,11 +22,15 @@ second one, unless its argument is the distance from the largest element.
 
 
 class Flat:
-    """The arrays of a group, as ``bodies.Body`` reads and writes memory. ``written``: elements that are results."""
+    """The arrays of a group, as ``bodies.Body`` reads and writes memory.
+
+    ``written``: elements that are results. ``ends``: array -> the end of the elements that statements read.
+    """
 
     def __init__(self, arrays: Mapping[str, Array]) -> None:
         self.arrays, self.faults = dict(arrays), Faults()
         self.written = {n: np.zeros(a.shape, bool) for n, a in arrays.items()}
+        self.ends = dict.fromkeys(arrays, 0)
 
     def read(self, name: str, at: Any, dtype: str, mask: Any = None) -> Array:
         """Return elements; those that ``mask`` leaves out are arbitrary."""
@@ -37,6 +41,7 @@ class Flat:
             at = np.where(np.broadcast_to(mask, np.broadcast_shapes(np.shape(mask), at.shape)), at, 0)
             if not len(array):
                 return np.zeros(at.shape, array.dtype)
+        self.ends[name] = max(self.ends[name], int(at.max(initial=-1)) + 1)
         return np.asarray(array[at])
 
     def write(self, name: str, at: Any, value: Array, dtype: str, rewrites: bool = False) -> None:
