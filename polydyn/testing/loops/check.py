@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Hashable, Iterator, Mapping
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import permutations
 
 import numpy as np
 
@@ -98,15 +99,12 @@ class Case:
         tasks = kernel.tasks.evaluate(values)
         named = {n: memory[n] for n in kernel.buffers} | ({} if self.width else dict(memory))
         if self.width:
-            middle = (tasks + 1) // 2
-            parts = [CpuRun(named, self.width) for _ in range(2 if tasks > 1 else 1)]
-            for run, (begin, end) in zip(parts, ((0, middle), (middle, tasks)), strict=False):
+            ends = sorted({0, (tasks + 1) // 3, (tasks + 1) // 2, tasks})
+            parts = [CpuRun(named, self.width) for _ in ends[1:] or ends]
+            for run, begin, end in zip(parts, ends, ends[1:] or ends, strict=False):
                 run.run(body, {**values, **SYMBOLS_OF_CPU, "begin": begin, "end": end})
-            for n in named if len(parts) > 1 else ():
-                for one, other in (parts, parts[::-1]):
-                    if (one.stored[n] & (other.stored[n] | other.loaded[n])).any():
-                        raise Broken(f"two tasks access {n}, and one of them writes it")
-            return {"two tasks"} & {"two tasks" if len(parts) > 1 else ""} | set().union(*(p.executed for p in parts))
+            _check_races(parts)
+            return {f"parts: {len(parts)}"}.union(*(p.executed for p in parts))
         device = CudaRun(named, kernel, values, reverse)
         device.run(body, tasks)
         return device.executed
@@ -139,13 +137,13 @@ def cases_of(planned: Planned, sizes: Mapping[str, int], seed: int = 0) -> Itera
 
 def cases_or_reasons(planned: Planned, sizes: Mapping[str, int], seed: int = 0) -> Iterator[Case | Skipped]:
     """Yield every kernel of a plan as a case, or with the reason why it is not executed at these sizes."""
-    dims = _dims(planned, sizes)
+    dims = dims_of(planned, sizes)
     for p in planned.kernels.placed:
         names = {k.name for k in p.kernels}
         for kernel in p.kernels:
             if kernel.name.removesuffix("_long") in names - {kernel.name}:
                 continue  # the same loops with wider indices
-            case = _case(planned, p, kernel, dims, seed)
+            case = case_of(planned, p, kernel, dims, seed)
             yield Skipped(kernel.name, case) if isinstance(case, str) else case
 
 
@@ -154,7 +152,7 @@ def names_of(planned: Planned) -> list[str]:
     return sorted({s for b in planned.plan.buffers.values() for d in b.shape for s in d.symbols()})
 
 
-def _dims(planned: Planned, sizes: Mapping[str, int]) -> dict[str, int]:
+def dims_of(planned: Planned, sizes: Mapping[str, int]) -> dict[str, int]:
     """Return the values of all dims of a model and of the strides of its inputs and outputs."""
     buffers = planned.plan.buffers.values()
     dims = {n: sizes.get(n, OTHER_DIMS) for n in names_of(planned)}
@@ -164,13 +162,25 @@ def _dims(planned: Planned, sizes: Mapping[str, int]) -> dict[str, int]:
     return dims
 
 
-def _case(planned: Planned, p: PlacedGroup, kernel: Kernel, dims: Mapping[str, int], seed: int) -> Case | str:
-    """Return the case of a kernel, or why there is none."""
+def values_of(p: PlacedGroup, kernel: Kernel, dims: Mapping[str, int]) -> dict[str, int]:
+    """Return the values of a kernel's symbols at some dims."""
     values = kernel.values({n: size_of(e, dims) for n, e in p.lowered.params.items()}, THREADS)
     if values.get(SHARES) == 0:  # the decision takes it at larger sizes only
         values[SHARES] = FEW_SHARES
+    return values
+
+
+def case_of(
+    planned: Planned, p: PlacedGroup, kernel: Kernel, dims: Mapping[str, int], seed: int,
+    values: Mapping[str, int] | None = None, most: int = MAX_WORK,
+) -> Case | str:  # fmt: skip
+    """Return the case of a kernel, or why there is none. ``values``: of its symbols, by default as at a launch.
+
+    ``most``: maximum number of instances of a statement.
+    """
+    values = values_of(p, kernel, dims) if values is None else values
     group = planned.groups.get(kernel.name, p.lowered.group)
-    if error := reason(p, kernel, group, values):
+    if error := reason(p, kernel, group, values, most):
         return error
     elements = {n: math.prod(size_of(d, dims) for d in planned.plan.buffers[b].shape) for n, b in p.lowered.buffers.items()}
     constants = constants_of(planned, p, group)
@@ -185,14 +195,24 @@ def _case(planned: Planned, p: PlacedGroup, kernel: Kernel, dims: Mapping[str, i
     return "no random integers are subscripts in range"
 
 
-def reason(p: PlacedGroup, kernel: Kernel, group: Group, values: Mapping[str, int]) -> str:
+def reason(
+    p: PlacedGroup, kernel: Kernel, group: Group, values: Mapping[str, int], most: int = MAX_WORK
+) -> str:
     """Return why a kernel is not executed at some values of its symbols, or ""."""
     whole = all(i.evaluate(values) % n == 0 for i, n in kernel.multiples)
     if not whole or not all(c.holds(values) for c in kernel.conditions):
         return "its conditions do not hold"
-    if work_of(group, values) > MAX_WORK:
+    if work_of(group, values) > most:
         return "too much work"
     return "" if set(p.lowered.buffers) <= set(group.arrays) else "its statements have other operands"
+
+
+def _check_races(parts: Sequence[CpuRun]) -> None:
+    """Check that no part of a launch writes what another one accesses: they run at the same time on several threads."""
+    for one, other in permutations(parts, 2):
+        for n, stored in one.stored.items():
+            if (stored & (other.stored[n] | other.loaded[n])).any():
+                raise Broken(f"two tasks access {n}, and one of them writes it")
 
 
 def constants_of(planned: Planned, p: PlacedGroup, group: Group) -> dict[str, Array]:

@@ -31,8 +31,10 @@ class CpuRun:
         self.executed: set[Hashable] = set()
         """Identities of executed nodes, and pairs of an identity and of what happened there: a branch, a number of
         steps, a vector with a mask."""
-        self.stored, self.loaded = ({n: np.zeros(a.shape, bool) for n, (_, a) in buffers.items()} for _ in range(2))
-        """The elements of each buffer that a store has written, and that a load has read."""
+        self.stored, self.loaded, self.unread = (
+            {n: np.zeros(a.shape, bool) for n, (_, a) in buffers.items()} for _ in range(3)
+        )
+        """The elements of each buffer that are stored, that are read, and that are stored and not read afterwards."""
         self.indices = Indices(self._fetch)
         self.values = Values(self.indices, self._load, self._apply)
 
@@ -49,6 +51,21 @@ class CpuRun:
         room = self.rooms[name]
         room.check(at, at)
         return int(room.data[at])
+
+    def note(self, room: Room, places: Any, stored: bool, again: bool = False) -> None:
+        """Note the elements of memory that are read or stored.
+
+        Raises Broken if an element is stored twice and not read in between, unless ``again``.
+        """
+        unread = self.unread.get(room.name)
+        if unread is None or not unread.size:
+            return
+        if room.data.size != unread.size or np.max(places) >= unread.size:  # elements of another type
+            return
+        if stored and not again and unread[places].any():
+            raise Broken(f"{room.name}[{np.min(places)}..{np.max(places)}] is stored twice, not read in between")
+        (self.stored if stored else self.loaded)[room.name][places] = True
+        unread[places] = stored
 
     # -- nodes -------------------------------------------------------------------------------------------------------
 
@@ -187,7 +204,7 @@ class CpuRun:
         room, kind, lanes, dtype = self.room(v.buffer, v.dtype), value_dtype(v.dtype), v.lanes, v.dtype
         at, stride = self.indices.compile(v.address), self.indices.compile(v.stride)
         live, guard = self._live(v), None if v.guard is None else self.values.compile(v.guard)
-        loaded, number = self.loaded.get(v.buffer, np.zeros(0, bool)), id(v)
+        number = id(v)
         if ITEMSIZE[dtype] > ITEMSIZE[room.dtype]:
             return lambda e: _word(room, at(e), dtype).astype(kind)[()]
         if lanes == 1:
@@ -197,7 +214,7 @@ class CpuRun:
                 if guard is not None and not guard(e):
                     return kind.type(0)
                 room.check(i, i)
-                loaded[i : i + 1] = True
+                self.note(room, i, False)
                 return room.view(dtype)[i].astype(kind)
 
             return scalar
@@ -212,7 +229,7 @@ class CpuRun:
             places = (at(e) + stride(e) * np.arange(lanes))[mask]
             if places.size:
                 room.check(places.min(), places.max())
-                loaded[places[places < loaded.size]] = True
+                self.note(room, places, False)
                 out[mask] = room.view(dtype)[places].astype(kind)
             return out
 
@@ -228,7 +245,7 @@ class CpuRun:
             self.indices.compile(n.address), self.indices.compile(n.stride), self._live(n), self.values.compile(n.value)
         )  # fmt: skip
         combine, number = REDUCE[n.reduce] if n.reduce else None, id(n)
-        stored, once = self.stored.get(n.buffer, np.zeros(0, bool)), not (n.reduce or n.again)
+        again = bool(n.reduce or n.again)
 
         def store(e: Env) -> None:
             new = fit(value(e), lanes)
@@ -242,10 +259,7 @@ class CpuRun:
             if combine is not None:
                 x = np.asarray(combine(room.data[places].astype(kind), x)).astype(kind)
             room.data[places] = x.astype(room.data.dtype)
-            if stored.size:
-                if once and stored[places].any():
-                    raise Broken(f"{room.name}[{places.min()}..{places.max()}] is stored twice")
-                stored[places] = True
+            self.note(room, places, True, again)
 
         return store
 

@@ -97,8 +97,10 @@ def _visit(body: ir.Body, change: Change) -> ir.Body:
         new = change(n, lambda: _of_node(made))
         return made if new is None else new  # type: ignore[return-value]
 
+    local = {n.buffer for n in ir.walk(body) if isinstance(n, ir.Alloc)}
+
     def block(b: ir.Body) -> ir.Body:
-        new = change(b[0], lambda: _order(b)) if len(b) > 1 else None
+        new = change(b[0], lambda: _order(b, local)) if len(b) > 1 else None
         return b if new is None else new  # type: ignore[return-value]
 
     def nested(n: ir.Node) -> ir.Node | ir.Body:
@@ -111,19 +113,31 @@ def _visit(body: ir.Body, change: Change) -> ir.Body:
     return block(ir.rewrite(body, nested))
 
 
-def _order(b: ir.Body) -> Variants:
-    """Swap two neighbours, one of which needs the other."""
+def _order(b: ir.Body, local: Collection[str]) -> Variants:
+    """Swap two neighbours, one of which needs the other. ``local``: buffers that the kernel allocates."""
     for k, (x, y) in enumerate(pairwise(b)):
-        if _depend(x, y):
+        if _depend(x, y, local):
             yield f"{_name(x)} and {_name(y)} in the other order", (*b[:k], y, x, *b[k + 2 :])
 
 
-def _depend(x: ir.Node, y: ir.Node) -> bool:
-    """Whether two nodes access one register or buffer, and one of them writes it."""
+def _depend(x: ir.Node, y: ir.Node, local: Collection[str]) -> bool:
+    """Whether two nodes access one register or buffer, and one of them writes it.
+
+    Two nodes that only store into a buffer in memory commute, unless a store combines or replaces: no element is stored
+    twice without being read in between (``Store.again``), so they store different elements. The interpreter checks it.
+    """
     if (kinds := _accumulates(x)) and kinds == _accumulates(y):  # sums of the same kind in any order
         return False
     (read, written), (later, changed) = _accesses(x), _accesses(y)
-    return bool(written & (later | changed) or read & changed)
+    both = {n for n in written & changed if n in local or not (_stores_once(x, n) and _stores_once(y, n))}
+    return bool(both or written & later or read & changed)
+
+
+def _stores_once(n: ir.Node, buffer: str) -> bool:
+    """Whether all writes of a buffer in a node are stores that neither combine nor replace."""
+    stores = [s for s in ir.walk((n,)) if isinstance(s, ir.Store) and s.buffer == buffer]
+    calls = [c for c in ir.walk((n,)) if isinstance(c, ir.Call) and not c.function.startswith(HINTS)]
+    return bool(stores) and not calls and not any(s.reduce or s.again for s in stores)
 
 
 def _accumulates(n: ir.Node) -> set[str]:

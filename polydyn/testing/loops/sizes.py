@@ -19,7 +19,9 @@ from polydyn.codegen.kernel import Kernel
 from polydyn.graph.dtypes import numpy_dtype
 from polydyn.lowering.place import PlacedGroup
 from polydyn.schedules.model import Group
-from polydyn.testing.loops.check import BELOW, SIZES, THREADS, Case, Skipped, cases_or_reasons, constants_of, reason
+from polydyn.testing.loops.check import (
+    BELOW, SIZES, THREADS, Case, Skipped, case_of, cases_or_reasons, constants_of, dims_of, names_of, reason, values_of,
+)  # fmt: skip
 from polydyn.testing.loops.cuda import Unknown
 from polydyn.testing.loops.statements import SCALES, arrays_of, expected
 from polydyn.testing.plan.planned import Planned
@@ -31,12 +33,14 @@ EXTENTS = (
     1700,
 )  # fmt: skip
 """Values of parameters: around multiples of vectors and tiles."""
-TILES = (1, 2, 3, 4, 5, 8, 11, 16, 24, 64)
+TILES = (1, 2, 3, 4, 5, 8, 11, 16, 24, 64, 131)
 """Values of tile sizes, instead of the ones that a launch computes."""
 THRESHOLDS = ("stream_bytes",)
 """Values of a launch that are no tile sizes."""
 ROOM = 1 << 16
 """Elements of an input until it is known which of them the statements read."""
+MAX_WORK = 400_000
+"""Maximum number of instances of a statement in a draw."""
 SECONDS = 12.0
 """Maximum time for the draws of a kernel."""
 
@@ -100,16 +104,21 @@ def drawn(
 
 
 def draw(planned: Planned, p: PlacedGroup, kernel: Kernel, numbers: random.Random, seed: int) -> Case | str:
-    """Return a kernel at random parameters and tile sizes, with inputs that end where the statements read no more."""
+    """Return a kernel at random sizes and tile sizes.
+
+    Every second draw is of the model's dims, the others are of the parameters. Then inputs end where the statements
+    read no more.
+    """
     group = planned.groups.get(kernel.name, p.lowered.group)
+    dims = dims_of(planned, {n: numbers.choice(EXTENTS) for n in names_of(planned)})
     params = {n: numbers.choice(EXTENTS) for n in p.lowered.params}
-    values = kernel.values(params, THREADS)
+    values = values_of(p, kernel, dims) if seed % 2 else kernel.values(params, THREADS)
     for n in kernel.launch:
         if n not in THRESHOLDS and (values[n] == 0 or numbers.random() < 0.7):
             values[n] = numbers.choice(TILES)
-    if error := reason(p, kernel, group, values):
-        return error
-    return _case(planned, p, kernel, group, values, seed)
+    if seed % 2:
+        return case_of(planned, p, kernel, dims, seed // 2, values, MAX_WORK)
+    return reason(p, kernel, group, values, MAX_WORK) or _case(planned, p, kernel, group, values, seed // 2)
 
 
 def _case(
