@@ -182,7 +182,8 @@ def case_of(
     group = planned.groups.get(kernel.name, p.lowered.group)
     if error := reason(p, kernel, group, values, most):
         return error
-    elements = {n: math.prod(size_of(d, dims) for d in planned.plan.buffers[b].shape) for n, b in p.lowered.buffers.items()}
+    shapes = {n: planned.plan.buffers[b].shape for n, b in p.lowered.buffers.items()}
+    elements = {n: math.prod(size_of(d, dims) for d in shape) for n, shape in shapes.items()}
     constants = constants_of(planned, p, group)
     elements |= {n: len(a) for n, a in constants.items()}
     for below in BELOW:

@@ -15,8 +15,8 @@ from polydyn.testing.plan.frame_mistakes import ON_FRAMES
 from polydyn.testing.plan.framed import programs_of
 from polydyn.testing.plan.frames import check_frame
 from polydyn.testing.plan.mistakes import ON_KERNELS, ON_LAUNCHES, ON_LOOPS, ON_SLOTS
-from polydyn.testing.plan.plant import first_fault, trial
 from polydyn.testing.plan.planned import plans_of
+from polydyn.testing.plan.plant import first_fault, trial
 from polydyn.testing.random_onnx import random_case
 
 SEEDS = range(1, 13)

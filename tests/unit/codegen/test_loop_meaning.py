@@ -29,12 +29,13 @@ from polydyn.codegen.pipeline import Step
 from polydyn.schedules.expr import Const, FromIndex, Load, const, op
 from polydyn.schedules.index import ONE, ZERO, Index
 from polydyn.testing.kernel_graphs import graph
-from polydyn.testing.loops.__main__ import Score, cases_by_kernel
 from polydyn.testing.loops.check import SIZES, cases_of
 from polydyn.testing.loops.cpu import CpuRun
 from polydyn.testing.loops.cuda import CudaRun
 from polydyn.testing.loops.mutants import mutants
 from polydyn.testing.loops.rooms import Broken
+from polydyn.testing.loops.score import Score
+from polydyn.testing.loops.sizes import cases_by_kernel
 from polydyn.testing.loops.steps import LoopError, executable, first_wrong, verify_kernels
 from polydyn.testing.loops.warps import ldmatrix, mma, swizzled
 from polydyn.testing.plan.planned import plans_of
