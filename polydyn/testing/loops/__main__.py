@@ -2,9 +2,9 @@
 
 usage: python -m polydyn.testing.loops [--target cpu:avx2] [--each 6] [--seed 0] [--seconds 10] [GRAPH ...]
 
-Every kernel is executed at sizes that run most of its code (``sizes.py``), then ``--each`` mutants of it. A mutant counts as seen if some
-case differs from the statements of the group. Code that no case executes is not changed; its share is printed. The
-mutants that are not seen are listed. Exit code 1: a kernel is wrong as it is.
+Every kernel is executed at sizes that run most of its code (``sizes.py``), then ``--each`` mutants of it. A mutant
+counts as seen if some case differs from the statements of the group. Code that no case executes is not changed; its
+share is printed. The mutants that are not seen are listed. Exit code 1: a kernel is wrong as it is.
 """
 
 from __future__ import annotations

@@ -93,7 +93,9 @@ class Case:
         memory[COUNTERS] = ("uint32", np.zeros(1024, np.uint32))
         return memory
 
-    def _execute(self, kernel: Kernel, body: Body, memory: Mapping[str, tuple[str, Array]], reverse: bool) -> set[Hashable]:
+    def _execute(
+        self, kernel: Kernel, body: Body, memory: Mapping[str, tuple[str, Array]], reverse: bool
+    ) -> set[Hashable]:
         env = {**self.values, WORKERS: THREADS}
         values = {**self.values, **{n: i.evaluate(env) for n, i in kernel.launch.items() if n not in self.values}}
         tasks = kernel.tasks.evaluate(values)
@@ -107,7 +109,7 @@ class Case:
             return {f"parts: {len(parts)}"}.union(*(p.executed for p in parts))
         device = CudaRun(named, kernel, values, reverse)
         device.run(body, tasks)
-        return device.executed
+        return set[Hashable](device.executed)
 
     def _difference(self, memory: Mapping[str, tuple[str, Array]]) -> str:
         for n, (_, got) in memory.items():

@@ -7,7 +7,7 @@ barrier, two neighbours in the other order. Nodes without an effect on results (
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Hashable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from operator import is_
@@ -39,7 +39,7 @@ class Mutant:
     body: ir.Body
 
 
-def mutants(body: ir.Body, count: int, seed: int, executed: Collection[int]) -> list[Mutant]:
+def mutants(body: ir.Body, count: int, seed: int, executed: Collection[Hashable]) -> list[Mutant]:
     """Return at most ``count`` different mutants of a body, drawn at random.
 
     ``executed``: identities of the nodes that some case executes; the others are left alone.
@@ -49,7 +49,7 @@ def mutants(body: ir.Body, count: int, seed: int, executed: Collection[int]) -> 
     return [_mutant(body, k, j) for k, j in chosen]
 
 
-def _counts(body: ir.Body, executed: Collection[int]) -> list[int]:
+def _counts(body: ir.Body, executed: Collection[Hashable]) -> list[int]:
     """Return the number of mutations at every place, in the order in which ``_visit`` comes to them."""
     found: list[int] = []
 

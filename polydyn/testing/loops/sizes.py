@@ -140,6 +140,9 @@ def _case(
 ) -> Case | str:
     constants, form = constants_of(planned, p, group), planned.forms.get(p.key)
     elements = {}
+    named = set().union(*(i.symbols() for a in group.arrays.values() for i in (*a.shape, *a.strides, a.offset)))
+    if not named <= values.keys():
+        return "a pass names the strides of its arrays"
     for n, a in group.arrays.items():
         last = [max(0, e.evaluate(values) - 1) * s.evaluate(values) for e, s in zip(a.shape, a.strides, strict=True)]
         elements[n] = a.offset.evaluate(values) + sum(last) + 1 if a.role == "output" else ROOM

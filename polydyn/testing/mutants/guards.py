@@ -3,9 +3,10 @@
 A guard that is too weak accepts sizes at which an operator of the model is undefined. A guard that is too strong
 rejects sizes at which the model has a result. The evaluator knows nothing of polydyn's shapes, guards and plans.
 
-The compiler assumes that dims which it does not know are equal, where ONNX also broadcasts a dim of 1. So sizes of 0 or 1
-count only if both agree on them as the guards are. Not planted are changes without effect: equal sides exchanged, a
-symbol replaced by one that other guards say is equal, an odd divisor of twice a size.
+The compiler assumes that unknown dims are equal, where ONNX also broadcasts a dim of 1. So sizes of 0 or 1 count only
+if guards and evaluator agree on them before a change. Three changes have no effect and are not made: the sides of an
+equality are exchanged; a symbol is replaced by one that other guards say is equal; twice a size is a multiple of an odd
+number exactly if the size is.
 """
 
 from __future__ import annotations
@@ -134,7 +135,8 @@ def changes(guards: Sequence[Guard], symbols: Sequence[str]) -> Iterator[tuple[s
             yield f"{text} with sides exchanged", (*others, replace(g, left=g.right, right=g.left))
         for side, e in (("left", g.left), ("right", g.right)):
             for what, new in _expressions(g, side, e, symbols, others):
-                yield f"{text}: {what} in the {side} side", (*others, replace(g, **{side: new}))
+                changed = replace(g, left=new) if side == "left" else replace(g, right=new)
+                yield f"{text}: {what} in the {side} side", (*others, changed)
 
 
 def _expressions(

@@ -6,11 +6,13 @@ interpreter calls no function that makes or verifies plans.
 
 from __future__ import annotations
 
+from functools import partial
 from random import Random
 
 from polydyn.backends import target_of
 from polydyn.graph.expand import import_parts
 from polydyn.testing.mutants.score import Score
+from polydyn.testing.plan.check import sizes_in_shares
 from polydyn.testing.plan.frame_mistakes import ON_FRAMES
 from polydyn.testing.plan.framed import programs_of
 from polydyn.testing.plan.frames import check_frame
@@ -35,14 +37,16 @@ def score(each: int, seed: int, seeds: range = SEEDS) -> Score:
                 continue
             if fault := first_fault(planned):
                 raise SystemExit(f"the plan of the random model {k} is wrong: {fault}")
+            shares = sizes_in_shares(planned)
             for mistake in (*ON_LAUNCHES, *ON_KERNELS, *ON_SLOTS, *ON_LOOPS):
-                for site, changed in {p[0]: p[1] for p in (mistake(planned, numbers) for _ in range(most)) if p}.items():
+                for site, changed in dict(p for p in (mistake(planned, numbers) for _ in range(most)) if p).items():
                     what = f"random model {k}: {mistake.__name__}: {site}"
-                    total.add(what, lambda m=mistake, s=site, c=changed: bool(trial(m, s, c).seen))  # type: ignore[misc]
+                    one = partial(trial, mistake, site, changed, shares)
+                    total.add(what, lambda t=one: bool(t().seen))  # type: ignore[misc]
     for k in CONTROL:
         for framed in programs_of(import_parts(random_case(k, "control").model), target_of("cpu", None)).frames:
             for change in ON_FRAMES:
-                for site, frame in {p[0]: p[1] for p in (change(framed, numbers) for _ in range(most)) if p}.items():
+                for site, frame in dict(p for p in (change(framed, numbers) for _ in range(most)) if p).items():
                     what = f"frame of random model {k}: {change.__name__}: {site}"
                     total.add(what, lambda f=frame: bool(check_frame(f)))  # type: ignore[misc]
     return total

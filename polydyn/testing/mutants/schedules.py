@@ -17,7 +17,6 @@ import numpy as np
 
 from polydyn.errors import PolydynError
 from polydyn.graph.dtypes import numpy_dtype
-from polydyn.schedules.expr import FLOATS
 from polydyn.schedules.interpret import Memory, interpret
 from polydyn.schedules.model import Group
 from polydyn.schedules.proof import proven
@@ -98,20 +97,16 @@ def _call(group: Group, sizes: Mapping[str, int], seed: int) -> tuple[Flat, dict
 
 def right(t: Scheduled, sizes: Mapping[str, int], results: Flat, arrays: Mapping[str, np.ndarray]) -> bool:
     """Return whether a schedule computes the expected results of its group."""
-    memory, where = Memory(), {}
+    memory, where = Memory(), dict[str, np.ndarray]()
     for n, x in t.group.arrays.items():
         shape = tuple(e.evaluate(sizes) for e in x.shape)
-        if n not in arrays:
-            memory[n] = np.full(shape, np.nan) if x.dtype in FLOATS else np.full(shape, POISON)
-            continue
-        a = arrays[n]
-        steps = tuple(s.evaluate(sizes) for s in x.strides)
-        flat = len(shape) == 1 and x.role != "output"  # subscripts are addresses
-        grid = np.indices(shape).reshape(len(shape), -1) if not flat else np.arange(len(a))[None]
-        where[n] = x.offset.evaluate(sizes) + sum(s * g for s, g in zip(steps, grid, strict=True)) if not flat else grid[0]
         kind = numpy_dtype(x.dtype)
-        given = a[where[n] % len(a)].astype(np.float32 if kind.kind == "f" else kind)
-        memory[n] = given if flat else given.reshape(shape)
+        if n not in arrays:
+            memory[n] = np.full(shape, POISON if kind.kind in "iub" else np.nan)
+            continue
+        where[n], a = _addresses(t.group, n, sizes, len(arrays[n])), arrays[n]
+        given = a[where[n] % len(a)].astype(kind if kind.kind in "iub" else np.float32)
+        memory[n] = given if len(shape) == 1 else given.reshape(shape)
     try:
         with np.errstate(all="ignore"):
             interpret(t, sizes, memory)
@@ -119,6 +114,16 @@ def right(t: Scheduled, sizes: Mapping[str, int], results: Flat, arrays: Mapping
         return False
     outputs = [n for n in arrays if t.group.arrays[n].role == "output"]
     return not any(difference(memory[n].reshape(-1), results.arrays[n][where[n]]) for n in outputs)
+
+
+def _addresses(group: Group, name: str, sizes: Mapping[str, int], count: int) -> np.ndarray:
+    """Return the address of each element of an array. The subscripts of an input with one axis are addresses."""
+    a = group.arrays[name]
+    if len(a.shape) == 1 and a.role != "output":
+        return np.arange(count)
+    grid = np.indices([e.evaluate(sizes) for e in a.shape]).reshape(len(a.shape), -1)
+    strides = np.array([s.evaluate(sizes) for s in a.strides], np.int64)
+    return a.offset.evaluate(sizes) + strides @ grid
 
 
 def accepted(t: Scheduled) -> bool:
