@@ -8,6 +8,7 @@ from dataclasses import replace
 from functools import cache
 from random import Random
 
+import onnx.parser
 import pytest
 
 from polydyn.codegen.ir import Body
@@ -26,8 +27,11 @@ from polydyn.testing.mutants.tilemaps import mutants as changed_maps
 from polydyn.testing.plan.check import sizes_in_shares
 from polydyn.testing.plan.mistakes import ON_LAUNCHES, ON_SLOTS
 from polydyn.testing.plan.planned import Planned, plans_of
-from polydyn.testing.plan.plant import trial
+from polydyn.testing.plan.plant import first_fault, trial
 
+SPLIT = """<ir_version: 10, opset_import: ["" : 21]>
+g (float[A, B] x, float[B, 20] y) => (float[A, 20] o) { t = Tanh (x) o = MatMul (t, y) }"""
+"""A model whose product is split along a long reduction."""
 FEW = 6
 """Number of mutants of a subject that are planted here."""
 
@@ -94,9 +98,10 @@ def _all(cases: Sequence[Case], loops: Mapping[str, Body]) -> set[Hashable]:
 
 
 def test_changed_plans_are_seen() -> None:
-    plan = plans_of(guards.model_of("concat"))[0]
+    plan = plans_of(onnx.parser.parse_model(SPLIT), target=kernels.TARGET)[0]
     shares = sizes_in_shares(plan)
     assert shares, "the launch that adds partial sums runs"
+    assert first_fault(plan, shares=shares) is None
     tried = [(m, made) for m in (*ON_LAUNCHES, *ON_SLOTS) if (made := m(plan, Random(0)))][:FEW]
     assert len(tried) >= FEW - 2
     assert [made[0] for m, made in tried if not trial(m, *made, shares).seen] == []
