@@ -23,7 +23,7 @@ from polydyn.schedules.model import SHARES, Group
 from polydyn.testing.loops.cpu import CpuRun
 from polydyn.testing.loops.cuda import CudaRun
 from polydyn.testing.loops.rooms import Broken, Unbound, poisoned
-from polydyn.testing.loops.statements import SCALES, Flat, arrays_of, expected
+from polydyn.testing.loops.statements import FLOATS_OF_SEED, Flat, Floats, arrays_of, expected
 from polydyn.testing.plan.arithmetic import size_of
 from polydyn.testing.plan.planned import Planned
 from polydyn.testing.plan.tensors import difference
@@ -174,11 +174,11 @@ def values_of(p: PlacedGroup, kernel: Kernel, dims: Mapping[str, int]) -> dict[s
 
 def case_of(
     planned: Planned, p: PlacedGroup, kernel: Kernel, dims: Mapping[str, int], seed: int,
-    values: Mapping[str, int] | None = None, most: int = MAX_WORK,
+    values: Mapping[str, int] | None = None, most: int = MAX_WORK, floats: Floats | None = None,
 ) -> Case | str:  # fmt: skip
     """Return the case of a kernel, or why there is none. ``values``: of its symbols, by default as at a launch.
 
-    ``most``: maximum number of instances of a statement.
+    ``most``: maximum number of instances of a statement. ``floats``: random inputs, by default those of the seed.
     """
     values = values_of(p, kernel, dims) if values is None else values
     group = planned.groups.get(kernel.name, p.lowered.group)
@@ -189,7 +189,8 @@ def case_of(
     constants = constants_of(planned, p, group)
     elements |= {n: len(a) for n, a in constants.items()}
     for below in BELOW:
-        arrays = arrays_of(group, elements, np.random.default_rng(seed), below, SCALES[seed % 2]) | constants
+        numbers = np.random.default_rng(seed)
+        arrays = arrays_of(group, elements, numbers, below, floats or FLOATS_OF_SEED[seed % 2]) | constants
         if sum(a.nbytes for a in arrays.values()) > MAX_BYTES:
             return "too much memory"
         with contextlib.suppress(IndexError):  # integers that are subscripts out of range

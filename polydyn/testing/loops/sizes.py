@@ -11,6 +11,7 @@ error.
 
 from __future__ import annotations
 
+import itertools
 import random
 import time
 from collections import Counter, defaultdict
@@ -38,7 +39,7 @@ from polydyn.testing.loops.check import (
     values_of,
 )  # fmt: skip
 from polydyn.testing.loops.cuda import Unknown
-from polydyn.testing.loops.statements import SCALES, arrays_of, expected
+from polydyn.testing.loops.statements import FLOATS_OF_SEED, apart, arrays_of, expected
 from polydyn.testing.plan.planned import Planned
 
 DRAWS = 24
@@ -56,6 +57,12 @@ ROOM = 1 << 16
 """Elements of an input until it is known which of them the statements read."""
 MAX_WORK = 400_000
 """Maximum number of instances of a statement in a draw."""
+REPEATS, FIRST_REPEAT = 20, 100
+"""Maximum number of other inputs at the same sizes, and the seed of the first ones."""
+REPEATED = 2.0
+"""Maximum time for them."""
+TOTAL = 15.0
+"""Maximum seconds of all cases of a kernel together, so that a mutant that survives takes no longer."""
 SECONDS = 12.0
 """Maximum time for the draws of a kernel."""
 
@@ -78,7 +85,29 @@ def cases_by_kernel(plans: Iterable[Planned], seconds: float, skipped: Counter[s
             for kernel in (k for k in p.kernels if not k.name.endswith("_long")):
                 kept = drawn(planned, p, kernel, executed[kernel.name], seconds, skipped)
                 found[kernel.name] += [(taken, len(SIZES), case) for taken, case in kept]
-    return {name: [c for _, _, c in sorted(many, key=lambda x: x[:2])] for name, many in found.items() if many}
+                found[kernel.name] += _repeated(planned, p, kernel, seconds, skipped)
+    return {name: _within(many) for name, many in found.items() if many}
+
+
+def _within(many: list[tuple[float, int, Case]]) -> list[Case]:
+    """Return cases, quick ones first, as many as run in ``TOTAL`` seconds."""
+    many = sorted(many, key=lambda x: x[:2])
+    ends = itertools.accumulate(taken for taken, _, _ in many)
+    return [case for k, ((_, _, case), end) in enumerate(zip(many, ends, strict=True)) if k == 0 or end <= TOTAL]
+
+
+def _repeated(
+    planned: Planned, p: PlacedGroup, kernel: Kernel, seconds: float, skipped: Counter[str]
+) -> Iterator[tuple[float, int, Case]]:
+    """Yield the cases of two of a kernel's sizes with other inputs, in which few elements are equal."""
+    start = time.monotonic()
+    for seed in range(REPEATS):
+        if time.monotonic() - start > REPEATED:
+            return
+        dims = dims_of(planned, SIZES[seed % 2 * 2])
+        case = case_of(planned, p, kernel, dims, FIRST_REPEAT + seed, floats=apart)
+        if not isinstance(case, str) and (taken := _time(case, planned.loops, set(), seconds, skipped)) is not None:
+            yield taken, FIRST_REPEAT + seed, case
 
 
 def _time(
@@ -149,7 +178,7 @@ def _case(
     if sum(x * numpy_dtype(group.arrays[n].dtype).itemsize for n, x in elements.items()) > 1 << 24:
         return "too much memory"
     for below in BELOW:
-        arrays = arrays_of(group, elements, np.random.default_rng(seed), below, SCALES[seed % 2]) | constants
+        arrays = arrays_of(group, elements, np.random.default_rng(seed), below, FLOATS_OF_SEED[seed % 2]) | constants
         try:
             memory = expected(group, form, arrays, values)
         except IndexError:  # integers that are subscripts out of range

@@ -88,7 +88,7 @@ def _call(group: Group, sizes: Mapping[str, int], seed: int) -> tuple[Flat, dict
     for n, a in group.arrays.items():
         ends = (max(0, e.evaluate(sizes) - 1) * s.evaluate(sizes) for e, s in zip(a.shape, a.strides, strict=True))
         elements[n] = a.offset.evaluate(sizes) + sum(ends) + 1 if a.role == "output" else ELEMENTS
-    arrays = arrays_of(group, elements, np.random.default_rng(seed), 2, 1 / 32)
+    arrays = arrays_of(group, elements, np.random.default_rng(seed), 2)
     try:
         return expected(group, None, arrays, sizes), arrays
     except (IndexError, KeyError):

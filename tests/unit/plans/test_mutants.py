@@ -70,7 +70,7 @@ def first_group(plan: Planned, statements: int = 0) -> Planned:
 
 @pytest.fixture(autouse=True)
 def few_draws(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sizes, "DRAWS", 12)
+    monkeypatch.setattr(sizes, "DRAWS", 7)
 
 
 def test_changed_loops_compute_something_else(tables: Planned) -> None:
