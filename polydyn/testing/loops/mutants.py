@@ -1,11 +1,17 @@
 """Plant one mistake in the loop IR of a kernel: mutants, which the interpreter must tell from the original.
 
 A mistake is a change of one node or of one value: a bound, an address, a mask, a condition, an operation, a missing
-barrier, two neighbours in the other order. Nodes without an effect on results (prefetches, hints) are left alone.
+barrier, two neighbours in the other order. Not planted are changes that have no effect, whatever the inputs:
+
+- nodes without an effect on results (prefetches, hints of caches and registers) are left alone;
+- a condition that asks if a whole number of vectors leaves a rest is not dropped: masks then leave out all lanes;
+- neighbours that do not depend on each other stay in their order (``_depend``), like sums of the same kind;
+- a reduction into a register that holds its identity element does not become an assignment (``_first_sums``).
 """
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Callable, Collection, Hashable, Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -26,6 +32,8 @@ OTHER_OP: Mapping[str, str] = {
     "gt": "ge", "ge": "gt", "eq": "ne", "ne": "eq", "and": "or", "or": "and",
 }  # fmt: skip
 OTHER_REDUCTION: Mapping[str, str] = {"sum": "max", "max": "min", "min": "max", "prod": "sum"}
+IDENTITY: Mapping[str, float] = {"sum": 0.0, "max": -math.inf, "min": math.inf, "prod": 1.0}
+"""The value that a reduction begins with."""
 STREAM = "stream"
 """Name of the number that says whether stores go around the caches."""
 Variants = Iterator[tuple[str, "ir.Node | ir.Body | Value"]]
@@ -94,9 +102,10 @@ def _visit(body: ir.Body, change: Change) -> ir.Body:
         elif isinstance(n, ir.Call) and not n.function.startswith(HINTS):
             args = tuple(ir.map_value(a, value) for a in n.args)
             made = n if all(map(is_, args, n.args)) else replace(n, args=args)
-        new = change(n, lambda: _of_node(made))
+        new = change(n, lambda: _of_node(made, id(n) in firsts))
         return made if new is None else new  # type: ignore[return-value]
 
+    firsts = set(_first_sums(body))
     local = {n.buffer for n in ir.walk(body) if isinstance(n, ir.Alloc)}
 
     def block(b: ir.Body) -> ir.Body:
@@ -172,7 +181,25 @@ def _name(n: ir.Node) -> str:
     return f"{type(n).__name__} {getattr(n, text) if text else ''}".strip()
 
 
-def _of_node(n: ir.Node) -> Variants:
+def _first_sums(body: ir.Body) -> Iterator[int]:
+    """Yield the identities of reductions into a register that holds the identity element of the reduction.
+
+    An assignment in their place computes the same, because ``identity combined with x`` is ``x``.
+    """
+    fresh: dict[str, float] = {}
+    for n in body:
+        if isinstance(n, ir.Set) and n.reduce and n.reg in fresh and fresh[n.reg] == IDENTITY[n.reduce]:
+            yield id(n)
+        for x in ir.walk((n,)):
+            if isinstance(x, (ir.Def, ir.Set)):
+                fresh.pop(x.reg, None)
+        if isinstance(n, (ir.Def, ir.Set)) and isinstance(n.value, Const) and not (isinstance(n, ir.Set) and n.reduce):
+            fresh[n.reg] = float(n.value.value)
+        for b in ir.bodies(n):
+            yield from _first_sums(b)
+
+
+def _of_node(n: ir.Node, first: bool = False) -> Variants:
     name = _name(n)
     if isinstance(n, ir.For):
         yield f"{name} ends one later", replace(n, hi=n.hi + 1)
@@ -200,7 +227,8 @@ def _of_node(n: ir.Node) -> Variants:
     elif isinstance(n, ir.Set):
         yield f"{name} is missing", ()
         if n.reduce:
-            yield f"{name} replaces", replace(n, reduce=None)
+            if not first:
+                yield f"{name} replaces", replace(n, reduce=None)
             yield f"{name} combines by {OTHER_REDUCTION[n.reduce]}", replace(n, reduce=OTHER_REDUCTION[n.reduce])
     elif isinstance(n, ir.Call) and not n.function.startswith(HINTS):
         yield f"{name} is missing", ()

@@ -44,6 +44,7 @@ from polydyn.testing.loops.warps import ldmatrix, mma, swizzled
 from polydyn.testing.plan.planned import plans_of
 
 V = Index.of
+N_VALUE = FromIndex("float32", V("n"))
 X, N = FlatLoad("float32", "x", V("i")), V("n")
 
 
@@ -290,3 +291,19 @@ def test_right_kernels_have_no_wrong_step():
     assert first_wrong(case, planned.loops, planned.loops.steps[case.kernel.name]) is None
     assert not executable((Store("y", ZERO, Load("float32", "x", (ZERO,))),))
     assert verify_kernels(planned, planned.loops) > 4
+
+
+def test_a_first_sum_is_not_made_an_assignment():
+    """``0 + x`` is ``x``: the change has no effect. That of the second sum has one."""
+    body = (Def("s", const(0, "float32")), Set("s", N_VALUE, reduce="sum"), Set("s", N_VALUE, reduce="sum"))
+    every = mutants(body, 100, 0, {id(n) for n in body})
+    assert [m.text for m in every].count("Set s replaces") == 1
+    assert len([m for m in mutants(body[:2], 100, 0, {id(n) for n in body}) if m.text == "Set s replaces"]) == 0
+
+
+def test_stores_of_different_elements_keep_their_order():
+    stores = tuple(Store("y", V(k), const(k, "float32")) for k in (0, 1))
+    again = tuple(replace(s, again=True) for s in stores)
+    for body, swaps in ((stores, 0), (again, 1)):
+        every = mutants(body, 100, 0, {id(n) for n in body})
+        assert len([m for m in every if "other order" in m.text]) == swaps
