@@ -68,8 +68,8 @@ class Case:
     def run(self, bodies: Mapping[str, Body], executed: set[Hashable] | None = None) -> str:
         """Return what is wrong with the results of the bodies, or "". ``bodies``: by kernel name.
 
-        ``executed`` receives the identities of the nodes that are executed, and on a CPU pairs of an identity and of
-        what happens there (``CpuRun.executed``). Raises Unbound if a name has no value.
+        ``executed`` receives the identities of the nodes that are executed, on a CPU also the events at each node
+        (``CpuRun.executed``). Raises Unbound if a name has no value.
         """
         for reverse in (False,) if self.width else (False, True):  # many missing barriers show in one order only
             try:
@@ -174,15 +174,16 @@ def values_of(p: PlacedGroup, kernel: Kernel, dims: Mapping[str, int]) -> dict[s
 
 def case_of(
     planned: Planned, p: PlacedGroup, kernel: Kernel, dims: Mapping[str, int], seed: int,
-    values: Mapping[str, int] | None = None, most: int = MAX_WORK, floats: Floats | None = None,
+    values: Mapping[str, int] | None = None, max_work: int = MAX_WORK, floats: Floats | None = None,
 ) -> Case | str:  # fmt: skip
-    """Return the case of a kernel, or why there is none. ``values``: of its symbols, by default as at a launch.
+    """Return the case of a kernel, or why there is none. ``values``: symbol -> value, by default as at a launch.
 
-    ``most``: maximum number of instances of a statement. ``floats``: random inputs, by default those of the seed.
+    ``max_work``: maximum number of instances of a statement. ``floats`` draws random inputs; the default depends on
+    the seed.
     """
     values = values_of(p, kernel, dims) if values is None else values
     group = planned.groups.get(kernel.name, p.lowered.group)
-    if error := reason(p, kernel, group, values, most):
+    if error := reason(p, kernel, group, values, max_work):
         return error
     shapes = {n: planned.plan.buffers[b].shape for n, b in p.lowered.buffers.items()}
     elements = {n: math.prod(size_of(d, dims) for d in shape) for n, shape in shapes.items()}
@@ -200,13 +201,13 @@ def case_of(
 
 
 def reason(
-    p: PlacedGroup, kernel: Kernel, group: Group, values: Mapping[str, int], most: int = MAX_WORK
+    p: PlacedGroup, kernel: Kernel, group: Group, values: Mapping[str, int], max_work: int = MAX_WORK
 ) -> str:
     """Return why a kernel is not executed at some values of its symbols, or ""."""
     whole = all(i.evaluate(values) % n == 0 for i, n in kernel.multiples)
     if not whole or not all(c.holds(values) for c in kernel.conditions):
         return "its conditions do not hold"
-    if work_of(group, values) > most:
+    if work_of(group, values) > max_work:
         return "too much work"
     return "" if set(p.lowered.buffers) <= set(group.arrays) else "its statements have other operands"
 

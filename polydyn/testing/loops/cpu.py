@@ -29,8 +29,8 @@ class CpuRun:
         self.rooms = {n: Room(n, t, a) for n, (t, a) in buffers.items()}
         self.width, self.steps, self.tiles = width, 0, Tiles()
         self.executed: set[Hashable] = set()
-        """Identities of executed nodes, and pairs of an identity and of what happened there: a branch, a number of
-        steps, a vector with a mask."""
+        """Identities of executed nodes, and pairs (identity, event): a branch, a number of steps, a vector with a
+        mask."""
         self.stored, self.loaded, self.unread = (
             {n: np.zeros(a.shape, bool) for n, (_, a) in buffers.items()} for _ in range(3)
         )

@@ -123,7 +123,7 @@ def _visit(body: ir.Body, change: Change) -> ir.Body:
 
 
 def _order(b: ir.Body, local: Collection[str]) -> Variants:
-    """Swap two neighbours, one of which needs the other. ``local``: buffers that the kernel allocates."""
+    """Swap two neighbours if one needs the other. ``local``: buffers that the kernel allocates."""
     for k, (x, y) in enumerate(pairwise(b)):
         if _depend(x, y, local):
             yield f"{_name(x)} and {_name(y)} in the other order", (*b[:k], y, x, *b[k + 2 :])

@@ -39,7 +39,7 @@ from polydyn.testing.loops.check import (
     values_of,
 )  # fmt: skip
 from polydyn.testing.loops.cuda import Unknown
-from polydyn.testing.loops.statements import FLOATS_OF_SEED, apart, arrays_of, expected
+from polydyn.testing.loops.statements import FLOATS_OF_SEED, all_magnitudes, arrays_of, expected
 from polydyn.testing.plan.planned import Planned
 
 DRAWS = 24
@@ -52,14 +52,14 @@ EXTENTS = (
 TILES = (1, 2, 3, 4, 5, 8, 11, 16, 24, 64, 131)
 """Values of tile sizes, instead of the ones that a launch computes."""
 THRESHOLDS = ("stream_bytes",)
-"""Values of a launch that are no tile sizes."""
+"""Values of a launch other than tile sizes."""
 ROOM = 1 << 16
 """Elements of an input until it is known which of them the statements read."""
 MAX_WORK = 400_000
 """Maximum number of instances of a statement in a draw."""
 REPEATS, FIRST_REPEAT = 20, 100
 """Maximum number of other inputs at the same sizes, and the seed of the first ones."""
-REPEATED = 2.0
+REPEAT_SECONDS = 2.0
 """Maximum time for them."""
 TOTAL = 15.0
 """Maximum seconds of all cases of a kernel together, so that a mutant that survives takes no longer."""
@@ -102,10 +102,10 @@ def _repeated(
     """Yield the cases of two of a kernel's sizes with other inputs, in which few elements are equal."""
     start = time.monotonic()
     for seed in range(REPEATS):
-        if time.monotonic() - start > REPEATED:
+        if time.monotonic() - start > REPEAT_SECONDS:
             return
         dims = dims_of(planned, SIZES[seed % 2 * 2])
-        case = case_of(planned, p, kernel, dims, FIRST_REPEAT + seed, floats=apart)
+        case = case_of(planned, p, kernel, dims, FIRST_REPEAT + seed, floats=all_magnitudes)
         if not isinstance(case, str) and (taken := _time(case, planned.loops, set(), seconds, skipped)) is not None:
             yield taken, FIRST_REPEAT + seed, case
 
@@ -149,8 +149,8 @@ def drawn(
 def draw(planned: Planned, p: PlacedGroup, kernel: Kernel, numbers: random.Random, seed: int) -> Case | str:
     """Return a kernel at random sizes and tile sizes.
 
-    Every second draw is of the model's dims, the others are of the parameters. Then inputs end where the statements
-    read no more.
+    Every second draw sets the dims of the model. Other draws set the parameters of the group, and their inputs end
+    after the last element that the statements read.
     """
     group = planned.groups.get(kernel.name, p.lowered.group)
     dims = dims_of(planned, {n: numbers.choice(EXTENTS) for n in names_of(planned)})

@@ -28,7 +28,7 @@ def large(count: int, numbers: np.random.Generator) -> Array:
     return np.asarray(numbers.integers(-32, 33, count) * 4.0)
 
 
-def apart(count: int, numbers: np.random.Generator) -> Array:
+def all_magnitudes(count: int, numbers: np.random.Generator) -> Array:
     """Return elements of all magnitudes: hardly two are equal, so leaving out the largest one is seen.
 
     All are positive, or negative, or neither.
@@ -77,7 +77,7 @@ def random_array(count: int, dtype: str, numbers: np.random.Generator, below: in
     if kind.kind in "iu":
         narrow = kind.itemsize == 1  # no subscripts
         return numbers.integers(-9 if narrow and kind.kind == "i" else 0, 10 if narrow else below, count).astype(kind)
-    return (floats if kind.itemsize >= 4 or floats is apart else small)(count, numbers).astype(kind)
+    return (floats if kind.itemsize >= 4 or floats is all_magnitudes else small)(count, numbers).astype(kind)
 
 
 def arrays_of(

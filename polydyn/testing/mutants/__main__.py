@@ -4,7 +4,7 @@ usage: python -m polydyn.testing.mutants [--each 12] [--seed 0] [--list] [SUBJEC
 
 A mutant is a tile map, a kernel, a plan or the guards of a model with one change. It is killed if the subject's check
 detects it: the proof or the interpreter of schedules, the interpreter of the loop IR, the interpreter of plans, ONNX's
-reference evaluator. No check shares a function with what it checks. ``--each`` limits the mutants of each schedule,
+reference evaluator. A check shares no function with the code that it checks. ``--each`` limits the mutants of each schedule,
 kernel, model or kind of mistake. ``--list`` prints the survivors. Exit code 1: a score is below 90 %.
 """
 
@@ -20,7 +20,7 @@ from polydyn.testing.mutants.score import Score, table
 SUBJECTS: Mapping[str, Callable[[int, int], Score]] = {
     "tile-map": schedules.score, "loop-ir": kernels.score, "plan": plans.score, "guards": guards.score,
 }  # fmt: skip
-REQUIRED = 90.0
+MIN_PERCENT = 90.0
 """Minimum score of a subject, in percent."""
 
 
@@ -42,7 +42,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             print(f"{found.subject}: not killed: {line}")
         print(found.row(), flush=True)
     print(table(scores))
-    return int(any(s.percent < REQUIRED for s in scores))
+    return int(any(s.percent < MIN_PERCENT for s in scores))
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """Mutants of host plans and of the frames between parts, which the interpreter of plans kills.
 
-The mistakes are those of ``testing/plan``: launches, arguments, kernels, the arena, loops, rooms and bodies. The
+``testing/plan`` plants the mistakes: in launches, arguments, kernels, the arena, loops, rooms and bodies. The
 interpreter calls no function that makes or verifies plans.
 """
 
@@ -31,8 +31,9 @@ def score(each: int, seed: int, seeds: range = SEEDS) -> Score:
     """Return the score of mistakes in plans: of each kind at most ``each`` for every 12 models, and in every frame."""
     total, numbers = Score("plan"), Random(seed)
     most = max(1, each // len(SEEDS))
-    for k in seeds:
-        for planned in plans_of(random_case(k).model):
+    models = {k: random_case(k).model for k in seeds}  # before any is compiled, which changes what is drawn
+    for k, model in models.items():
+        for planned in plans_of(model):
             if not planned.plan.launches:
                 continue
             if fault := first_fault(planned):

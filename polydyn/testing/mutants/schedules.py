@@ -1,6 +1,6 @@
 """Mutants of schedules: tile maps, buffers and bounds, which the proof or the interpreter of schedules kills.
 
-The schedules are those of the kernels of ``kernel_graphs``, on a CPU. A mutant that the proof accepts is executed
+The kernels of ``kernel_graphs`` on a CPU have the schedules. A mutant that the proof accepts is executed
 by ``schedules/interpret.py`` at ragged sizes, with random tile sizes, and compared with the statements of its group,
 which the interpreter of plans runs without a schedule. One that also computes the group is another legal schedule. It
 counts as not killed.
@@ -32,7 +32,7 @@ from polydyn.testing.plan.planned import plans_of
 from polydyn.testing.plan.tensors import difference
 
 TARGET, GRAPHS = "cpu:avx2", ("products", "windows", "rows", "attention")
-"""The target, and the graphs whose kernels give schedules. Those of a device need minutes for a call."""
+"""The target, and the graphs whose kernels have the schedules. One call of a device kernel would need minutes."""
 EXTENTS, TILES = (1, 2, 3, 5, 7, 11, 17), (1, 2, 3)
 MAX_WORK = 700
 """Maximum number of instances of a statement."""

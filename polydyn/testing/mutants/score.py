@@ -14,7 +14,7 @@ COLUMNS = f"{'subject':10} {'mutants':>8} {'killed':>8} {'score':>8} {'seconds':
 class Score:
     """Counts of one subject. ``survivors``: descriptions of mutants that no check kills.
 
-    ``notes``: what was left out, with its number. ``seconds``: time of all mutants, ``longest``: of the slowest one.
+    ``notes``: what was left out, with its number. ``seconds``: time of all mutants. ``longest``: time of the slowest mutant.
     """
 
     subject: str

@@ -21,7 +21,7 @@ from polydyn.testing.loops.mutants import mutants as changed_loops
 from polydyn.testing.loops.score import planted
 from polydyn.testing.loops.sizes import cases_by_kernel
 from polydyn.testing.mutants import guards, kernels, schedules
-from polydyn.testing.mutants.__main__ import REQUIRED, SUBJECTS, main
+from polydyn.testing.mutants.__main__ import MIN_PERCENT, SUBJECTS, main
 from polydyn.testing.mutants.score import Score, table
 from polydyn.testing.mutants.tilemaps import mutants as changed_maps
 from polydyn.testing.plan.check import sizes_in_shares
@@ -32,7 +32,7 @@ from polydyn.testing.plan.plant import first_fault, trial
 SPLIT = """<ir_version: 10, opset_import: ["" : 21]>
 g (float[A, B] x, float[B, 20] y) => (float[A, 20] o) { t = Tanh (x) o = MatMul (t, y) }"""
 """A model whose product is split along a long reduction."""
-FEW = 6
+MUTANTS = 6
 """Number of mutants of a subject that are planted here."""
 
 
@@ -42,7 +42,7 @@ def row_schedules() -> list[Scheduled]:
 
 
 def test_a_changed_tile_map_is_refused_or_computes_something_else() -> None:
-    """A loop that runs no digit or those of another loop, an axis without a digit, a bound that is not checked."""
+    """A loop that runs no digit or the digits of another loop, an axis without a digit, a bound that is not checked."""
     t = next(t for t in row_schedules() if len(t.group.statements) == 3 and "P_t" in t.map.sizes())
     calls = schedules.Calls(t, 0)
     assert calls.at and schedules.accepted(t) and calls.right(t)
@@ -54,7 +54,7 @@ def test_a_changed_tile_map_is_refused_or_computes_something_else() -> None:
 def test_the_interpreter_alone_sees_most_changes_of_a_schedule() -> None:
     t = next(t for t in row_schedules() if len(t.group.statements) == 1)
     calls = schedules.Calls(t, 0)
-    assert len([w for w, m in changed_maps(t) if not calls.right(m)]) >= FEW
+    assert len([w for w, m in changed_maps(t) if not calls.right(m)]) >= MUTANTS
 
 
 @pytest.fixture(scope="module")
@@ -63,7 +63,7 @@ def tables() -> Planned:
 
 
 def first_group(plan: Planned, statements: int = 0) -> Planned:
-    """Return a plan of the first kernels whose group has so many statements, or any number of them."""
+    """Return a plan of the first kernels whose group has ``statements`` statements. 0: any number."""
     first = next(p for p in plan.kernels.placed if statements in (0, len(p.lowered.group.statements)))
     return replace(plan, kernels=replace(plan.kernels, placed=[first]))
 
@@ -75,8 +75,8 @@ def few_draws(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_changed_loops_compute_something_else(tables: Planned) -> None:
     ((_, cases),) = cases_by_kernel([tables], 1.0, Counter()).items()
-    tried = list(planted(cases, tables.loops, FEW, 0, Counter()))
-    assert len(tried) >= FEW
+    tried = list(planted(cases, tables.loops, MUTANTS, 0, Counter()))
+    assert len(tried) >= MUTANTS
     assert [text for text, kills in tried if not kills()] == []
 
 
@@ -102,8 +102,8 @@ def test_changed_plans_are_seen() -> None:
     shares = sizes_in_shares(plan)
     assert shares, "the launch that adds partial sums runs"
     assert first_fault(plan, shares=shares) is None
-    tried = [(m, made) for m in (*ON_LAUNCHES, *ON_SLOTS) if (made := m(plan, Random(0)))][:FEW]
-    assert len(tried) >= FEW - 2
+    tried = [(m, made) for m in (*ON_LAUNCHES, *ON_SLOTS) if (made := m(plan, Random(0)))][:MUTANTS]
+    assert len(tried) >= MUTANTS - 2
     assert [made[0] for m, made in tried if not trial(m, *made, shares).seen] == []
 
 
@@ -139,4 +139,4 @@ def test_the_table_has_a_row_for_each_subject(
 @pytest.mark.parametrize("subject", SUBJECTS)
 def test_scores_are_high(subject: str) -> None:
     found = SUBJECTS[subject](4, 0)
-    assert found.percent >= REQUIRED, found.survivors
+    assert found.percent >= MIN_PERCENT, found.survivors
