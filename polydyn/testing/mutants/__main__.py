@@ -4,8 +4,8 @@ usage: python -m polydyn.testing.mutants [--each 12] [--seed 0] [--list] [SUBJEC
 
 A mutant is a tile map, a kernel, a plan or the guards of a model with one change. It is killed if the subject's check
 detects it: the proof or the interpreter of schedules, the interpreter of the loop IR, the interpreter of plans, ONNX's
-reference evaluator. A check shares no function with the code that it checks. ``--each`` limits the mutants of each schedule,
-kernel, model or kind of mistake. ``--list`` prints the survivors. Exit code 1: a score is below 90 %.
+reference evaluator. A check shares no function with the code that it checks. ``--each`` limits the mutants of each
+schedule, kernel, model or kind of mistake. ``--list`` prints the survivors. Exit code 1: a score is below 90 %.
 """
 
 from __future__ import annotations

@@ -14,7 +14,8 @@ COLUMNS = f"{'subject':10} {'mutants':>8} {'killed':>8} {'score':>8} {'seconds':
 class Score:
     """Counts of one subject. ``survivors``: descriptions of mutants that no check kills.
 
-    ``notes``: what was left out, with its number. ``seconds``: time of all mutants. ``longest``: time of the slowest mutant.
+    ``notes``: reasons for what is left out, with their number. ``seconds``: time of all mutants. ``longest``: time of
+    the slowest mutant.
     """
 
     subject: str
