@@ -2,94 +2,21 @@
 
 usage: python -m polydyn.testing.loops [--target cpu:avx2] [--each 6] [--seed 0] [--seconds 10] [GRAPH ...]
 
-Every kernel is executed at the sizes of ``check.SIZES``, then ``--each`` mutants of it. A mutant counts as seen if some
-case differs from the statements of the group. Code that no case executes is not changed; its share is printed. The
-mutants that are not seen are listed. Exit code 1: a kernel is wrong as it is.
+Every kernel is executed at sizes that run most of its code (``sizes.py``), then ``--each`` mutants of it. A mutant
+counts as seen if some case differs from the statements of the group. Code that no case executes is not changed; its
+share is printed. The mutants that are not seen are listed. Exit code 1: a kernel is wrong as it is.
 """
 
 from __future__ import annotations
 
 import argparse
 import sys
-import time
-from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
-from polydyn.codegen.ir import Body, walk
 from polydyn.testing.kernel_graphs import GRAPHS, graph
-from polydyn.testing.loops.check import SIZES, Case, Skipped, cases_or_reasons
-from polydyn.testing.loops.cuda import Unknown
-from polydyn.testing.loops.mutants import mutants
-from polydyn.testing.loops.rooms import Unbound
-from polydyn.testing.plan.planned import Planned, plans_of
-
-
-def cases_by_kernel(plans: Iterable[Planned], seconds: float, skipped: Counter[str]) -> dict[str, list[Case]]:
-    """Return the cases of every kernel, quick ones first. Those that take longer than ``seconds`` are left out.
-
-    ``skipped`` counts the reasons for all that is left out.
-    """
-    found = defaultdict[str, list[tuple[float, int, Case]]](list)
-    for planned in plans:
-        for k, sizes in enumerate(SIZES):
-            for case in cases_or_reasons(planned, sizes, seed=k):
-                if isinstance(case, Skipped):
-                    skipped[case.reason] += 1
-                    continue
-                start = time.monotonic()
-                try:
-                    wrong = case.run(planned.loops)
-                except Unknown as e:
-                    skipped[str(e)] += 1
-                    continue
-                if wrong:
-                    raise SystemExit(f"{case.name} is wrong: {wrong}")
-                taken = time.monotonic() - start
-                if taken > seconds:
-                    skipped["too slow"] += 1
-                    continue
-                found[case.kernel.name].append((taken, k, case))
-    return {name: [c for _, _, c in sorted(many, key=lambda x: x[:2])] for name, many in found.items()}
-
-
-class Score:
-    """Counts the mutants of kernels that are seen.
-
-    ``survivors``: descriptions of the others. ``skipped``: cases that are not executed, by reason.
-    """
-
-    def __init__(self) -> None:
-        self.counts, self.survivors, self.skipped = Counter[str](), list[str](), Counter[str]()
-
-    def add(self, cases: Sequence[Case], loops: dict[str, Body], each: int, seed: int) -> None:
-        """Try ``each`` mutants of a kernel, and of the kernels after it."""
-        executed = set[int]()
-        for case in cases:
-            case.run(loops, executed)
-        for kernel in (cases[0].kernel, *cases[0].kernel.after):
-            body = loops[kernel.name]
-            nodes = list(walk(body))
-            self.counts["nodes"] += len(nodes)
-            self.counts["nodes executed"] += sum(id(n) in executed for n in nodes)
-            for mutant in mutants(body, each, seed, executed):
-                seen = any(_differs(case, {**loops, kernel.name: mutant.body}) for case in cases)
-                self.counts["seen" if seen else "not seen"] += 1
-                if not seen:
-                    self.survivors.append(f"{kernel.name} {kernel.version}: {mutant.text}")
-
-    def text(self) -> str:
-        """Return the score in one line."""
-        seen, planted = self.counts["seen"], self.counts["seen"] + self.counts["not seen"]
-        executed, nodes = self.counts["nodes executed"], self.counts["nodes"]
-        share = 100 * seen / max(1, planted)
-        return f"{seen} of {planted} mutants seen ({share:.1f} %), {executed} of {nodes} nodes executed"
-
-
-def _differs(case: Case, loops: dict[str, Body]) -> bool:
-    try:
-        return bool(case.run(loops))
-    except Unbound:
-        return True
+from polydyn.testing.loops.score import Score
+from polydyn.testing.loops.sizes import cases_by_kernel
+from polydyn.testing.plan.planned import plans_of
 
 
 def main(argv: Sequence[str] | None = None) -> int:

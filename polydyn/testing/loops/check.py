@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import permutations
 
 import numpy as np
 
@@ -22,7 +23,7 @@ from polydyn.schedules.model import SHARES, Group
 from polydyn.testing.loops.cpu import CpuRun
 from polydyn.testing.loops.cuda import CudaRun
 from polydyn.testing.loops.rooms import Broken, Unbound, poisoned
-from polydyn.testing.loops.statements import SCALES, Flat, arrays_of, expected
+from polydyn.testing.loops.statements import FLOATS_OF_SEED, Flat, Floats, arrays_of, expected
 from polydyn.testing.plan.arithmetic import size_of
 from polydyn.testing.plan.planned import Planned
 from polydyn.testing.plan.tensors import difference
@@ -64,10 +65,11 @@ class Case:
         """The name of the kernel, with its version."""
         return f"{self.kernel.name} {self.kernel.version}".strip()
 
-    def run(self, bodies: Mapping[str, Body], executed: set[int] | None = None) -> str:
+    def run(self, bodies: Mapping[str, Body], executed: set[Hashable] | None = None) -> str:
         """Return what is wrong with the results of the bodies, or "". ``bodies``: by kernel name.
 
-        ``executed`` receives the identities of the nodes that are executed. Raises Unbound if a name has no value.
+        ``executed`` receives the identities of the nodes that are executed, on a CPU also the events at each node
+        (``CpuRun.executed``). Raises Unbound if a name has no value.
         """
         for reverse in (False,) if self.width else (False, True):  # many missing barriers show in one order only
             try:
@@ -91,24 +93,23 @@ class Case:
         memory[COUNTERS] = ("uint32", np.zeros(1024, np.uint32))
         return memory
 
-    def _execute(self, kernel: Kernel, body: Body, memory: Mapping[str, tuple[str, Array]], reverse: bool) -> set[int]:
+    def _execute(
+        self, kernel: Kernel, body: Body, memory: Mapping[str, tuple[str, Array]], reverse: bool
+    ) -> set[Hashable]:
         env = {**self.values, WORKERS: THREADS}
         values = {**self.values, **{n: i.evaluate(env) for n, i in kernel.launch.items() if n not in self.values}}
         tasks = kernel.tasks.evaluate(values)
         named = {n: memory[n] for n in kernel.buffers} | ({} if self.width else dict(memory))
         if self.width:
-            middle = (tasks + 1) // 2
-            parts = [CpuRun(named, self.width) for _ in range(2 if tasks > 1 else 1)]
-            for run, (begin, end) in zip(parts, ((0, middle), (middle, tasks)), strict=False):
+            ends = sorted({0, (tasks + 1) // 3, (tasks + 1) // 2, tasks})
+            parts = [CpuRun(named, self.width) for _ in ends[1:] or ends]
+            for run, begin, end in zip(parts, ends, ends[1:] or ends, strict=False):
                 run.run(body, {**values, **SYMBOLS_OF_CPU, "begin": begin, "end": end})
-            if len(parts) > 1:
-                for n in named:
-                    if (parts[0].stored[n] & parts[1].stored[n]).any():
-                        raise Broken(f"two tasks write {n}")
-            return set().union(*(p.executed for p in parts))
+            _check_races(parts)
+            return {f"parts: {len(parts)}"}.union(*(p.executed for p in parts))
         device = CudaRun(named, kernel, values, reverse)
         device.run(body, tasks)
-        return device.executed
+        return set[Hashable](device.executed)
 
     def _difference(self, memory: Mapping[str, tuple[str, Array]]) -> str:
         for n, (_, got) in memory.items():
@@ -138,13 +139,13 @@ def cases_of(planned: Planned, sizes: Mapping[str, int], seed: int = 0) -> Itera
 
 def cases_or_reasons(planned: Planned, sizes: Mapping[str, int], seed: int = 0) -> Iterator[Case | Skipped]:
     """Yield every kernel of a plan as a case, or with the reason why it is not executed at these sizes."""
-    dims = _dims(planned, sizes)
+    dims = dims_of(planned, sizes)
     for p in planned.kernels.placed:
         names = {k.name for k in p.kernels}
         for kernel in p.kernels:
             if kernel.name.removesuffix("_long") in names - {kernel.name}:
                 continue  # the same loops with wider indices
-            case = _case(planned, p, kernel, dims, seed)
+            case = case_of(planned, p, kernel, dims, seed)
             yield Skipped(kernel.name, case) if isinstance(case, str) else case
 
 
@@ -153,7 +154,7 @@ def names_of(planned: Planned) -> list[str]:
     return sorted({s for b in planned.plan.buffers.values() for d in b.shape for s in d.symbols()})
 
 
-def _dims(planned: Planned, sizes: Mapping[str, int]) -> dict[str, int]:
+def dims_of(planned: Planned, sizes: Mapping[str, int]) -> dict[str, int]:
     """Return the values of all dims of a model and of the strides of its inputs and outputs."""
     buffers = planned.plan.buffers.values()
     dims = {n: sizes.get(n, OTHER_DIMS) for n in names_of(planned)}
@@ -163,29 +164,34 @@ def _dims(planned: Planned, sizes: Mapping[str, int]) -> dict[str, int]:
     return dims
 
 
-def _case(planned: Planned, p: PlacedGroup, kernel: Kernel, dims: Mapping[str, int], seed: int) -> Case | str:
-    """Return the case of a kernel, or why there is none."""
+def values_of(p: PlacedGroup, kernel: Kernel, dims: Mapping[str, int]) -> dict[str, int]:
+    """Return the values of a kernel's symbols at some dims."""
     values = kernel.values({n: size_of(e, dims) for n, e in p.lowered.params.items()}, THREADS)
     if values.get(SHARES) == 0:  # the decision takes it at larger sizes only
         values[SHARES] = FEW_SHARES
+    return values
+
+
+def case_of(
+    planned: Planned, p: PlacedGroup, kernel: Kernel, dims: Mapping[str, int], seed: int,
+    values: Mapping[str, int] | None = None, max_work: int = MAX_WORK, floats: Floats | None = None,
+) -> Case | str:  # fmt: skip
+    """Return the case of a kernel, or why there is none. ``values``: symbol -> value, by default as at a launch.
+
+    ``max_work``: maximum number of instances of a statement. ``floats`` draws random inputs; the default depends on
+    the seed.
+    """
+    values = values_of(p, kernel, dims) if values is None else values
     group = planned.groups.get(kernel.name, p.lowered.group)
-    whole = all(i.evaluate(values) % n == 0 for i, n in kernel.multiples)
-    if not whole or not all(c.holds(values) for c in kernel.conditions):
-        return "its conditions do not hold"
-    if _work(group, values) > MAX_WORK:
-        return "too much work"
-    if not set(p.lowered.buffers) <= set(group.arrays):
-        return "its statements have other operands"
-    elements, constants = dict[str, int](), dict[str, Array]()
-    for n, buffer in p.lowered.buffers.items():
-        b = planned.plan.buffers[buffer]
-        elements[n] = math.prod(size_of(d, dims) for d in b.shape)
-        if buffer in planned.plan.constants:
-            kind = numpy_dtype(group.arrays[n].dtype)
-            constants[n] = np.ascontiguousarray(planned.plan.constants[buffer]).reshape(-1).view(kind)
-            elements[n] = len(constants[n])
+    if error := reason(p, kernel, group, values, max_work):
+        return error
+    shapes = {n: planned.plan.buffers[b].shape for n, b in p.lowered.buffers.items()}
+    elements = {n: math.prod(size_of(d, dims) for d in shape) for n, shape in shapes.items()}
+    constants = constants_of(planned, p, group)
+    elements |= {n: len(a) for n, a in constants.items()}
     for below in BELOW:
-        arrays = arrays_of(group, elements, np.random.default_rng(seed), below, SCALES[seed % 2]) | constants
+        numbers = np.random.default_rng(seed)
+        arrays = arrays_of(group, elements, numbers, below, floats or FLOATS_OF_SEED[seed % 2]) | constants
         if sum(a.nbytes for a in arrays.values()) > MAX_BYTES:
             return "too much memory"
         with contextlib.suppress(IndexError):  # integers that are subscripts out of range
@@ -194,5 +200,35 @@ def _case(planned: Planned, p: PlacedGroup, kernel: Kernel, dims: Mapping[str, i
     return "no random integers are subscripts in range"
 
 
-def _work(group: Group, values: Mapping[str, int]) -> int:
+def reason(
+    p: PlacedGroup, kernel: Kernel, group: Group, values: Mapping[str, int], max_work: int = MAX_WORK
+) -> str:
+    """Return why a kernel is not executed at some values of its symbols, or ""."""
+    whole = all(i.evaluate(values) % n == 0 for i, n in kernel.multiples)
+    if not whole or not all(c.holds(values) for c in kernel.conditions):
+        return "its conditions do not hold"
+    if work_of(group, values) > max_work:
+        return "too much work"
+    return "" if set(p.lowered.buffers) <= set(group.arrays) else "its statements have other operands"
+
+
+def _check_races(parts: Sequence[CpuRun]) -> None:
+    """Check that no part of a launch writes what another one accesses: they run at the same time on several threads."""
+    for one, other in permutations(parts, 2):
+        for n, stored in one.stored.items():
+            if (stored & (other.stored[n] | other.loaded[n])).any():
+                raise Broken(f"two tasks access {n}, and one of them writes it")
+
+
+def constants_of(planned: Planned, p: PlacedGroup, group: Group) -> dict[str, Array]:
+    """Return the elements of a group's constants."""
+    return {
+        n: np.ascontiguousarray(planned.plan.constants[b]).reshape(-1).view(numpy_dtype(group.arrays[n].dtype))
+        for n, b in p.lowered.buffers.items()
+        if b in planned.plan.constants
+    }
+
+
+def work_of(group: Group, values: Mapping[str, int]) -> int:
+    """Return the number of instances of the largest statement."""
     return max((math.prod(size_of(e, values) for _, e in s.iters) for s in group.statements), default=0)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from typing import Any
 
 import numpy as np
@@ -28,9 +28,13 @@ class CpuRun:
     def __init__(self, buffers: Mapping[str, tuple[str, Array]], width: int) -> None:
         self.rooms = {n: Room(n, t, a) for n, (t, a) in buffers.items()}
         self.width, self.steps, self.tiles = width, 0, Tiles()
-        self.executed: set[int] = set()
-        self.stored = {n: np.zeros(a.shape, bool) for n, (_, a) in buffers.items()}
-        """The elements of each buffer that a store has written."""
+        self.executed: set[Hashable] = set()
+        """Identities of executed nodes, and pairs (identity, event): a branch, a number of steps, a vector with a
+        mask."""
+        self.stored, self.loaded, self.unread = (
+            {n: np.zeros(a.shape, bool) for n, (_, a) in buffers.items()} for _ in range(3)
+        )
+        """The elements of each buffer that are stored, that are read, and that are stored and not read afterwards."""
         self.indices = Indices(self._fetch)
         self.values = Values(self.indices, self._load, self._apply)
 
@@ -48,15 +52,33 @@ class CpuRun:
         room.check(at, at)
         return int(room.data[at])
 
+    def note(self, room: Room, places: Any, stored: bool, again: bool = False) -> None:
+        """Note the elements of memory that are read or stored.
+
+        Raises Broken if an element is stored twice and not read in between, unless ``again``.
+        """
+        unread = self.unread.get(room.name)
+        if unread is None or not unread.size:
+            return
+        if room.data.size != unread.size or np.max(places) >= unread.size:  # elements of another type
+            return
+        if stored and not again and unread[places].any():
+            raise Broken(f"{room.name}[{np.min(places)}..{np.max(places)}] is stored twice, not read in between")
+        (self.stored if stored else self.loaded)[room.name][places] = True
+        unread[places] = stored
+
     # -- nodes -------------------------------------------------------------------------------------------------------
 
     def block(self, body: ir.Body) -> Action:
         """Return the function that executes nodes one after another."""
         actions = [self.node(n) for n in body]
+        declared = [n.reg for n in body if isinstance(n, ir.Def)]
         if len(actions) == 1:
             return actions[0]
 
         def run(e: Env) -> None:
+            for name in declared:  # no value is left of the last time
+                e.pop(name, None)
             for a in actions:
                 a(e)
 
@@ -102,10 +124,12 @@ class CpuRun:
 
     def _for(self, n: ir.For) -> Action:
         var, lo, hi, inner = n.var, self.indices.compile(n.lo), self.indices.compile(n.hi), self.block(n.body)
+        number, seen = id(n), self.executed
 
         def run(e: Env) -> None:
             first, end = lo(e), hi(e)
             self.steps += max(0, end - first)
+            seen.add((number, min(2, max(0, end - first))))
             if self.steps > MAX_STEPS:
                 raise Broken(f"loop {var} does not end")
             for x in range(first, end):
@@ -116,15 +140,24 @@ class CpuRun:
 
     def _if(self, n: ir.If) -> Action:
         tests, then, orelse = [self.indices.compare(c) for c in n.cond], self.block(n.then), self.block(n.orelse)
-        return lambda e: then(e) if all(t(e) for t in tests) else orelse(e)
+        number, seen = id(n), self.executed
+
+        def run(e: Env) -> None:
+            failed = next((k for k, t in enumerate(tests) if not t(e)), None)
+            seen.add((number, "yes" if failed is None else failed))
+            (then if failed is None else orelse)(e)
+
+        return run
 
     def _switch(self, n: ir.Switch) -> Action:
         on, cases = self.indices.compile(n.on), [(k, self.block(b)) for k, b in n.cases]
+        number, seen = id(n), self.executed
 
         def run(e: Env) -> None:
             value = on(e)
             for k, b in cases:
                 if value <= k:
+                    seen.add((number, k))
                     return b(e) if value > 0 else None
             raise Broken(f"a switch on {value}, beyond its cases")
 
@@ -171,6 +204,7 @@ class CpuRun:
         room, kind, lanes, dtype = self.room(v.buffer, v.dtype), value_dtype(v.dtype), v.lanes, v.dtype
         at, stride = self.indices.compile(v.address), self.indices.compile(v.stride)
         live, guard = self._live(v), None if v.guard is None else self.values.compile(v.guard)
+        number = id(v)
         if ITEMSIZE[dtype] > ITEMSIZE[room.dtype]:
             return lambda e: _word(room, at(e), dtype).astype(kind)[()]
         if lanes == 1:
@@ -180,6 +214,7 @@ class CpuRun:
                 if guard is not None and not guard(e):
                     return kind.type(0)
                 room.check(i, i)
+                self.note(room, i, False)
                 return room.view(dtype)[i].astype(kind)
 
             return scalar
@@ -189,10 +224,12 @@ class CpuRun:
             mask = np.arange(lanes) < count
             if guard is not None:
                 mask &= np.asarray(fit(guard(e), lanes), bool)
+            self.executed.add((number, int(np.sign(count) + (count == lanes))))
             out = np.zeros(lanes, kind)
             places = (at(e) + stride(e) * np.arange(lanes))[mask]
             if places.size:
                 room.check(places.min(), places.max())
+                self.note(room, places, False)
                 out[mask] = room.view(dtype)[places].astype(kind)
             return out
 
@@ -207,12 +244,14 @@ class CpuRun:
         at, stride, live, value = (
             self.indices.compile(n.address), self.indices.compile(n.stride), self._live(n), self.values.compile(n.value)
         )  # fmt: skip
-        combine = REDUCE[n.reduce] if n.reduce else None
+        combine, number = REDUCE[n.reduce] if n.reduce else None, id(n)
+        again = bool(n.reduce or n.again)
 
         def store(e: Env) -> None:
             new = fit(value(e), lanes)
             count = min(lanes, max(0, live(e)))
             places = at(e) + stride(e) * np.arange(count) if lanes > 1 else np.array([at(e)])
+            self.executed.add((number, int(np.sign(places.size) + (places.size == lanes))))
             if not places.size:
                 return
             room.check(places.min(), places.max())
@@ -220,8 +259,7 @@ class CpuRun:
             if combine is not None:
                 x = np.asarray(combine(room.data[places].astype(kind), x)).astype(kind)
             room.data[places] = x.astype(room.data.dtype)
-            if room.name in self.stored:
-                self.stored[room.name][places] = True
+            self.note(room, places, True, again)
 
         return store
 

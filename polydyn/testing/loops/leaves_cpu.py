@@ -73,10 +73,12 @@ def _transpose(run: CpuRun, n: Call) -> Action:
             return
         places = first + stride(e) * np.arange(r)[:, None] + np.arange(c)
         source.check(places.min(), places.max())
+        run.note(source, places, False)
         block = np.zeros((c, width if whole else r), to.data.dtype)
         block[:, :r] = source.data[places].T
         targets = target + (width if whole else more[0](e)) * np.arange(c)[:, None] + np.arange(block.shape[1])
         to.check(targets.min(), targets.max())
+        run.note(to, targets, True)
         to.data[targets] = block
 
     return act
@@ -90,6 +92,7 @@ def _sums(run: CpuRun, n: Call) -> Action:
     def act(e: Env) -> None:
         first = at(e)
         to.check(first, first + len(vectors) - 1)
+        run.note(to, np.arange(first, first + len(vectors)), True)
         to.data[first : first + len(vectors)] = [np.sum(fit(v(e), run.width), dtype=np.float32) for v in vectors]
 
     return act
@@ -112,6 +115,8 @@ def _first(run: CpuRun, n: Call) -> Action:
         order = np.argsort(-keys if largest(e) else keys, kind="stable")[: most(e)]
         targets = target(e) + step(e) * np.arange(len(order))
         to.check(targets.min(), targets.max())
+        run.note(source, places, False)
+        run.note(to, targets, True)
         to.data[targets] = order
 
     return act

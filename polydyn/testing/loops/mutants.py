@@ -1,13 +1,19 @@
 """Plant one mistake in the loop IR of a kernel: mutants, which the interpreter must tell from the original.
 
 A mistake is a change of one node or of one value: a bound, an address, a mask, a condition, an operation, a missing
-barrier, two neighbours in the other order. Nodes without an effect on results (prefetches, hints) are left alone.
+barrier, two neighbours in the other order. Not planted are changes that have no effect, whatever the inputs:
+
+- nodes without an effect on results (prefetches, hints of caches and registers) are left alone;
+- a condition that asks if a whole number of vectors leaves a rest is not dropped: masks then leave out all lanes;
+- neighbours that do not depend on each other stay in their order (``_depend``), like sums of the same kind;
+- a reduction into a register that holds its identity element does not become an assignment (``_first_sums``).
 """
 
 from __future__ import annotations
 
+import math
 import random
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Hashable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from operator import is_
@@ -26,6 +32,8 @@ OTHER_OP: Mapping[str, str] = {
     "gt": "ge", "ge": "gt", "eq": "ne", "ne": "eq", "and": "or", "or": "and",
 }  # fmt: skip
 OTHER_REDUCTION: Mapping[str, str] = {"sum": "max", "max": "min", "min": "max", "prod": "sum"}
+IDENTITY: Mapping[str, float] = {"sum": 0.0, "max": -math.inf, "min": math.inf, "prod": 1.0}
+"""The value that a reduction begins with."""
 STREAM = "stream"
 """Name of the number that says whether stores go around the caches."""
 Variants = Iterator[tuple[str, "ir.Node | ir.Body | Value"]]
@@ -39,7 +47,7 @@ class Mutant:
     body: ir.Body
 
 
-def mutants(body: ir.Body, count: int, seed: int, executed: Collection[int]) -> list[Mutant]:
+def mutants(body: ir.Body, count: int, seed: int, executed: Collection[Hashable]) -> list[Mutant]:
     """Return at most ``count`` different mutants of a body, drawn at random.
 
     ``executed``: identities of the nodes that some case executes; the others are left alone.
@@ -49,7 +57,7 @@ def mutants(body: ir.Body, count: int, seed: int, executed: Collection[int]) -> 
     return [_mutant(body, k, j) for k, j in chosen]
 
 
-def _counts(body: ir.Body, executed: Collection[int]) -> list[int]:
+def _counts(body: ir.Body, executed: Collection[Hashable]) -> list[int]:
     """Return the number of mutations at every place, in the order in which ``_visit`` comes to them."""
     found: list[int] = []
 
@@ -94,11 +102,14 @@ def _visit(body: ir.Body, change: Change) -> ir.Body:
         elif isinstance(n, ir.Call) and not n.function.startswith(HINTS):
             args = tuple(ir.map_value(a, value) for a in n.args)
             made = n if all(map(is_, args, n.args)) else replace(n, args=args)
-        new = change(n, lambda: _of_node(made))
+        new = change(n, lambda: _of_node(made, id(n) in firsts))
         return made if new is None else new  # type: ignore[return-value]
 
+    firsts = set(_first_sums(body))
+    local = {n.buffer for n in ir.walk(body) if isinstance(n, ir.Alloc)}
+
     def block(b: ir.Body) -> ir.Body:
-        new = change(b[0], lambda: _order(b)) if len(b) > 1 else None
+        new = change(b[0], lambda: _order(b, local)) if len(b) > 1 else None
         return b if new is None else new  # type: ignore[return-value]
 
     def nested(n: ir.Node) -> ir.Node | ir.Body:
@@ -111,19 +122,31 @@ def _visit(body: ir.Body, change: Change) -> ir.Body:
     return block(ir.rewrite(body, nested))
 
 
-def _order(b: ir.Body) -> Variants:
-    """Swap two neighbours, one of which needs the other."""
+def _order(b: ir.Body, local: Collection[str]) -> Variants:
+    """Swap two neighbours if one needs the other. ``local``: buffers that the kernel allocates."""
     for k, (x, y) in enumerate(pairwise(b)):
-        if _depend(x, y):
+        if _depend(x, y, local):
             yield f"{_name(x)} and {_name(y)} in the other order", (*b[:k], y, x, *b[k + 2 :])
 
 
-def _depend(x: ir.Node, y: ir.Node) -> bool:
-    """Whether two nodes access one register or buffer, and one of them writes it."""
+def _depend(x: ir.Node, y: ir.Node, local: Collection[str]) -> bool:
+    """Whether two nodes access one register or buffer, and one of them writes it.
+
+    Two nodes that only store into a buffer in memory commute, unless a store combines or replaces: no element is stored
+    twice without being read in between (``Store.again``), so they store different elements. The interpreter checks it.
+    """
     if (kinds := _accumulates(x)) and kinds == _accumulates(y):  # sums of the same kind in any order
         return False
     (read, written), (later, changed) = _accesses(x), _accesses(y)
-    return bool(written & (later | changed) or read & changed)
+    both = {n for n in written & changed if n in local or not (_stores_once(x, n) and _stores_once(y, n))}
+    return bool(both or written & later or read & changed)
+
+
+def _stores_once(n: ir.Node, buffer: str) -> bool:
+    """Whether all writes of a buffer in a node are stores that neither combine nor replace."""
+    stores = [s for s in ir.walk((n,)) if isinstance(s, ir.Store) and s.buffer == buffer]
+    calls = [c for c in ir.walk((n,)) if isinstance(c, ir.Call) and not c.function.startswith(HINTS)]
+    return bool(stores) and not calls and not any(s.reduce or s.again for s in stores)
 
 
 def _accumulates(n: ir.Node) -> set[str]:
@@ -158,7 +181,25 @@ def _name(n: ir.Node) -> str:
     return f"{type(n).__name__} {getattr(n, text) if text else ''}".strip()
 
 
-def _of_node(n: ir.Node) -> Variants:
+def _first_sums(body: ir.Body) -> Iterator[int]:
+    """Yield the identities of reductions into a register that holds the identity element of the reduction.
+
+    An assignment in their place computes the same, because ``identity combined with x`` is ``x``.
+    """
+    fresh: dict[str, float] = {}
+    for n in body:
+        if isinstance(n, ir.Set) and n.reduce and n.reg in fresh and fresh[n.reg] == IDENTITY[n.reduce]:
+            yield id(n)
+        for x in ir.walk((n,)):
+            if isinstance(x, (ir.Def, ir.Set)):
+                fresh.pop(x.reg, None)
+        if isinstance(n, (ir.Def, ir.Set)) and isinstance(n.value, Const) and not (isinstance(n, ir.Set) and n.reduce):
+            fresh[n.reg] = float(n.value.value)
+        for b in ir.bodies(n):
+            yield from _first_sums(b)
+
+
+def _of_node(n: ir.Node, first: bool = False) -> Variants:
     name = _name(n)
     if isinstance(n, ir.For):
         yield f"{name} ends one later", replace(n, hi=n.hi + 1)
@@ -186,7 +227,8 @@ def _of_node(n: ir.Node) -> Variants:
     elif isinstance(n, ir.Set):
         yield f"{name} is missing", ()
         if n.reduce:
-            yield f"{name} replaces", replace(n, reduce=None)
+            if not first:
+                yield f"{name} replaces", replace(n, reduce=None)
             yield f"{name} combines by {OTHER_REDUCTION[n.reduce]}", replace(n, reduce=OTHER_REDUCTION[n.reduce])
     elif isinstance(n, ir.Call) and not n.function.startswith(HINTS):
         yield f"{name} is missing", ()

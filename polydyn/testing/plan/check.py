@@ -34,7 +34,7 @@ from polydyn.testing.plan.tensors import OutOfRange
 
 DEFAULT = 3
 """Default size of a dim."""
-SPLIT_K_SIZES = (7000, 140_000)
+SPLIT_K_SIZES = (7000, 30_000, 140_000)
 """Dim sizes at which a reduction may be split (split-K)."""
 MAX_ELEMENTS = 1 << 20
 """Maximum number of elements of a buffer in a call with a ``SPLIT_K_SIZES`` dim."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from random import Random
 
@@ -24,8 +24,10 @@ from polydyn.testing.plan.mistakes import ON_KERNELS, ON_LAUNCHES, ON_LOOPS, ON_
 from polydyn.testing.plan.planned import Planned, plans_of, with_text
 from polydyn.testing.random_onnx import random_case
 
-SIZES = (2, 3, 5)
-"""Sizes of all dims, tried until a fault appears. A call with split-K reductions comes last."""
+SIZES = (2, 3, 5, 16)
+"""Sizes of all dims, tried until a fault appears. Images of few pixels have no windows. A call that splits a reduction
+comes last.
+"""
 
 
 @dataclass(frozen=True)
@@ -43,17 +45,21 @@ def trials(model: ModelLike, each: int, r: Random, loops: bool = False) -> Itera
     for made in plans_of(model):
         if not made.plan.launches or first_fault(made):
             continue
+        shares = sizes_in_shares(made)
         for mistake in (*ON_LAUNCHES, *ON_KERNELS, *ON_SLOTS, *(ON_LOOPS if loops else ())):
             done: set[str] = set()
             for _ in range(each):
                 planted = mistake(made, r)
                 if planted and planted[0] not in done:
                     done.add(planted[0])
-                    yield trial(mistake, *planted)
+                    yield trial(mistake, *planted, shares)
 
 
-def trial(mistake: Mistake, site: str, planned: Planned) -> Trial:
-    """Run one trial. If the host program cannot be built, the product rejects the plan; it runs with the old slots."""
+def trial(mistake: Mistake, site: str, planned: Planned, shares: Mapping[str, int] | None = None) -> Trial:
+    """Run one trial. If the host program cannot be built, the product rejects the plan; it runs with the old slots.
+
+    ``shares``: sizes at which the right plan splits a reduction (``sizes_in_shares``). The wrong one may not say.
+    """
     refused = ""
     if mistake in ON_SLOTS:
         planned = replace(planned, text="")
@@ -65,20 +71,20 @@ def trial(mistake: Mistake, site: str, planned: Planned) -> Trial:
     refused = refused or error_of(lambda: verify_host_plan(planned.plan))
     refused = refused or error_of(lambda: verify_slots(planned.plan, planned.slots))
     try:
-        seen = first_fault(planned, loops=mistake in ON_LOOPS)
+        seen = first_fault(planned, loops=mistake in ON_LOOPS, shares=shares)
         text = str(seen.fault) if seen else ""
     except (KeyError, IndexError, ValueError) as e:
         text = f"the interpreter stops: {type(e).__name__}: {e}"
     return Trial(mistake.__name__, site, text, refused)
 
 
-def first_fault(planned: Planned, loops: bool = False) -> Faulty | None:
-    """Return the first fault at ``SIZES``, or None."""
+def first_fault(planned: Planned, loops: bool = False, shares: Mapping[str, int] | None = None) -> Faulty | None:
+    """Return the first fault at ``SIZES`` and at sizes that split a reduction (``shares``), or None."""
     for size in SIZES:
         found = check_planned(planned, {}, default=size, loops=loops)
         if found:
             return found[0]
-    shares = None if loops else sizes_in_shares(planned)
+    shares = None if loops else shares or sizes_in_shares(planned)
     found = check_planned(planned, shares) if shares else None
     return found[0] if found else None
 

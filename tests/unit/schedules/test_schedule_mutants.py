@@ -25,8 +25,8 @@ from polydyn.schedules.tree.scheduled import Scheduled
 from polydyn.schedules.tree.strategies import CpuTile, cpu_product, nest
 from polydyn.schedules.tree.warpgroups import WarpgroupTile, warpgroup_product
 from polydyn.schedules.tree.windows import blocked_window, window, window_tile
+from polydyn.testing.mutants.tilemaps import mutants
 from tests.support.marks import slow
-from tests.support.mutants import mutants
 from tests.support.polyhedral_groups import depthwise, softmax, turned_depthwise
 from tests.support.scheduled_groups import (
     attention,

@@ -100,14 +100,14 @@ def _bounds(t: Scheduled) -> Iterator[tuple[str, Scheduled]]:
         coarse = replace(x, whole=x.whole + 1)
         if x.whole + 1 < digits:
             yield f"{x.statement} is cut along {x.axis} in larger pieces", replace(t, clips=(*rest, coarse))
-    for axis, number in t.map.joined.items():
+    for axis, joined in t.map.joined.items():
         for part in t.map.parts(axis):
-            tm = replace(t.map, joined={**t.map.joined, axis: number + part})
+            tm = replace(t.map, joined={**t.map.joined, axis: joined + part})
             yield f"axis {axis} counts {part} once more", replace(t, map=tm)
             more = {**t.map.extents, part: t.map.extents[part] + 1}
             yield f"axis {axis}: {part} has one more value", replace(t, map=replace(t.map, extents=more))
-    for n in t.padded:
-        yield f"{n} is neither cut nor padded", replace(t, padded=t.padded - {n})
+    for name in t.padded:
+        yield f"{name} is neither cut nor padded", replace(t, padded=t.padded - {name})
     for axis, share in t.map.shares.items():
         other = t.map.axes[axis][1]
         tm = replace(t.map, shares={**t.map.shares, axis: replace(share, block=other)})
