@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 from polydyn.schedules.errors import ScheduleError
-from polydyn.schedules.index import ZERO, Index
+from polydyn.schedules.index import ZERO, Index, maximum, minimum, product
 
 
 @dataclass(frozen=True)
@@ -114,6 +114,30 @@ def with_costs(decision: Decision, cost: Callable[[int], Index]) -> Decision:
     if isinstance(decision, Leaf):
         return decision
     return ArgMin(tuple(replace(e, cost=cost(e.kernel)) for e in decision.entries))
+
+
+def chooses(decision: Decision, kernel: int) -> Index:
+    """Return 1 where the decision names a kernel, else 0, as an expression over its symbols.
+
+    It has ``choose``'s meaning if no kernel is barred.
+    """
+    if isinstance(decision, Leaf):
+        return Index.of(int(decision.kernel == kernel))
+    if isinstance(decision, Split):
+        low = _at_most(decision.index, decision.threshold)
+        return chooses(decision.low, kernel) * low + chooses(decision.high, kernel) * (1 - low)
+    numbers = [e.kernel for e in decision.entries]
+    if kernel not in numbers:
+        return ZERO
+    at = numbers.index(kernel)
+    own = decision.entries[at].cost
+    others = enumerate(decision.entries)
+    return product(_at_most(own, e.cost - int(k < at)) for k, e in others if k != at)
+
+
+def _at_most(x: Index, y: Index | int) -> Index:
+    """Return 1 where ``x <= y``, else 0."""
+    return minimum(1, maximum(0, 1 + y - x))
 
 
 def choose(decision: Decision, env: Mapping[str, int], barred: Collection[int] = ()) -> int:

@@ -10,6 +10,7 @@ from polydyn.codegen.ir import Compare
 from polydyn.codegen.kernel import COUNTERS as COUNTERS_ARRAY
 from polydyn.codegen.kernel import WORKSPACE as WORKSPACE_ARRAY
 from polydyn.codegen.kernel import Block, Kernel, TensorMapOf
+from polydyn.errors import PolydynError
 from polydyn.fusion.plan import FusedGroup, FusionPlan
 from polydyn.graph.ir import Graph
 from polydyn.lowering.pack import pack
@@ -17,7 +18,7 @@ from polydyn.lowering.place import PlacedGroup, flops
 from polydyn.program.bounds import place_bounds, without_duplicates
 from polydyn.program.plan import COUNTERS, WORKSPACE, Buffer, Candidate, HostPlan, Launch, size_bytes
 from polydyn.runtime.symbols import Condition
-from polydyn.schedules.decision import map_indices
+from polydyn.schedules.decision import chooses, map_indices
 from polydyn.schedules.expr import ITEMSIZE, Array
 from polydyn.schedules.index import ZERO, Index, minimum, product
 
@@ -94,13 +95,19 @@ def _copies(placed: Sequence[PlacedGroup]) -> list[str]:
 
 def _workspace(p: PlacedGroup) -> Buffer | None:
     """Return the buffer of float32 sums that a launch on a CPU passes to the launch after it, or None. It is an
-    ordinary intermediate. A device has separate memory for it.
+    ordinary intermediate, of no elements where the decision names another kernel. A device has separate memory for it.
     """
-    split = next((k for k in p.kernels if k.after and k.block is None), None)
-    if split is None:
+    position = next((n for n, k in enumerate(p.kernels) if k.after and k.block is None), None)
+    if position is None:
         return None
-    size = split.workspace.subs({n: e.subs(p.lowered.params) for n, e in split.launch.items()} | p.lowered.params)
-    sums = size // ITEMSIZE["float32"]
+    if any(k.conditions or k.multiples for k in p.kernels):
+        raise PolydynError(
+            f"{p.fused.outputs[0]}: a kernel beside a split reduction has conditions",
+            rule="the decision alone says whether partial sums are added",
+        )
+    split, params = p.kernels[position], p.lowered.params
+    size = split.workspace.subs({n: e.subs(params) for n, e in split.launch.items()} | params)
+    sums = size // ITEMSIZE["float32"] * chooses(p.decision, position).subs(params)
     return Buffer(f"shares of {p.fused.outputs[0]}", "float32", (sums,), "intermediate")
 
 

@@ -93,3 +93,15 @@ def test_sizes_choose_the_version() -> None:
 
     assert kernel(9, 4, 40) == kernel(4, 2, 8) == kernel(1, 1, 40) == "dot"
     assert kernel(9, 5, 40) == kernel(3, 4, 40) == kernel(9, 4, 7) == "contract"
+
+
+def test_partial_sums_are_added_only_where_the_split_kernel_runs() -> None:
+    """Long reductions into few columns: the table's first row serves some of the sizes at which slices exist."""
+    inputs = {"a": ("float32", ["M", "K"]), "b": ("float32", ["K", 3])}
+    program, ran = compile(model([node("MatMul", "a b", "y")], inputs, ["y"]), threads=2), set[str]()
+    for m, k in ((1, 40000), (3, 20000), (4, 14000), (5, 90000), (64, 12000), (0, 20000), (9, 40)):
+        x = {s: RNG.standard_normal(d).astype(np.float32) for s, d in (("a", (m, k)), ("b", (k, 3)))}
+        expected = x["a"].astype(np.float64) @ x["b"]
+        np.testing.assert_allclose(program.run(x)["y"], expected, rtol=0, atol=1e-6 * k, err_msg=str((m, k)))
+        ran.add(program.explain(M=m, K=k).launches[0].kernel.partition("_")[0])
+    assert {"dot", "split"} <= ran

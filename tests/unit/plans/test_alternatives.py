@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
 import pytest
 
 from polydyn.codegen.alternatives import Alternative
 from polydyn.codegen.kernel import Kernel
 from polydyn.lowering.alternatives import Offer, Serves, place
 from polydyn.lowering.place import PlacedGroup
-from polydyn.schedules.decision import ONLY, choose
+from polydyn.schedules.decision import ONLY, ArgMin, Decision, Entry, Leaf, Split, choose, chooses
 from polydyn.schedules.errors import Declined
 from polydyn.schedules.index import ONE, Index
 
@@ -55,3 +56,26 @@ def test_rows_below_one_that_serves_every_size_are_not_asked() -> None:
 def test_a_table_without_a_row_for_every_size_is_a_bug() -> None:
     with pytest.raises(AssertionError, match="the last row serves every size"):
         place(table(tiny=offer("tiny", few(2)), unit=Declined("none")), None, EMPTY)
+
+
+def drawn(r: np.random.Generator, depth: int) -> Decision:
+    """Return a random decision among four kernels over two symbols."""
+    n, m = Index.of("n"), Index.of("m")
+    value = int(r.integers(-3, 4)) * n + int(r.integers(-3, 4)) * m
+    kind = int(r.integers(3)) if depth else 0
+    if kind == 0:
+        return Leaf(int(r.integers(4)))
+    if kind == 1:
+        return Split(value, int(r.integers(-5, 6)), drawn(r, depth - 1), drawn(r, depth - 1))
+    named = r.permutation(4)[: int(r.integers(1, 5))]
+    return ArgMin(tuple(Entry(int(k), int(r.integers(-2, 3)) * n + int(r.integers(3))) for k in named))
+
+
+def test_the_kernel_that_a_decision_names_has_the_indicator_1() -> None:
+    r = np.random.default_rng(0)
+    for _ in range(60):
+        decision = drawn(r, 3)
+        for n, m in r.integers(0, 8, (6, 2)):
+            env = {"n": int(n), "m": int(m)}
+            found = [chooses(decision, k).evaluate(env) for k in range(4)]
+            assert found == [int(k == choose(decision, env)) for k in range(4)], (decision, env)
