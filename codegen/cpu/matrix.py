@@ -101,8 +101,11 @@ class MatrixTiles(RegisterTile):
             made = (Let(SECOND_ROW, second, made),)
             return made if lines else (Let(LIVE_ROWS, following - V(FIRST_ROW), made),)
 
+        def live_rows(body: Body) -> Body:
+            return bind(body, {extent(p("i")): following - V(FIRST_ROW)})
+
         return (
-            Step("rows", "the tile's rows", lambda b: bind(b, {extent(p("i")): following - V(FIRST_ROW)}), (c("i"),)),
+            Step("rows", "the tile's rows", live_rows, (c("i"), FIRST_ROW)),
             Step("flatten", "loops of the reduction become one where they walk alike", self._flattened),
             Step("tiles", "the matrix unit computes the tile", tiles, (c("i"), TILE_ROWS)),
         )

@@ -16,6 +16,7 @@ from polydyn.debug import stages
 from polydyn.schedules.errors import CodegenError
 from polydyn.schedules.expr import const, load
 from polydyn.schedules.index import ONE, ZERO, Index
+from polydyn.testing import kernel_graphs
 from tests.support.tiny import model, node
 
 ix = Index.of
@@ -96,3 +97,9 @@ def test_steps_of_a_product_whose_weights_stream_from_memory(target: str, monkey
     m = model([node("MatMul", "x w", "y")], {"x": ("float32", ["M", 768])}, ["y"], {"w": weights})
     (kernel, *_) = plan_program(m, target=target).kernels
     assert ("pd_prefetch_far_f32" in kernel.text) == (target == "cpu:avx512")
+
+
+@pytest.mark.parametrize("target", ["cpu:amx-emulated", "cpu:avx2"])
+def test_every_step_of_the_kernels_of_bytes_is_whole(target: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("POLYDYN_VERIFY", "1")
+    assert plan_program(kernel_graphs.graph("bytes"), target=target).kernels
