@@ -52,9 +52,10 @@ def test_planning_again_writes_equal_texts(cases: list[replay.Case], written: di
     assert not (result.kernels or result.host_texts or result.missing or result.renamed) and result.equal > 6
 
 
-def test_records_add_kernels(written: dict[str, Any]) -> None:
+def test_records_change_kernels(written: dict[str, Any]) -> None:
+    """A small search may choose one kernel, for all sizes."""
     plain, tuned = written["cases"].values()
-    assert len(tuned) > len(plain)
+    assert tuned.keys() - plain.keys()
 
 
 def test_a_kernel_that_differs_is_named_with_its_lines(written: dict[str, Any]) -> None:
