@@ -110,8 +110,9 @@ def test_the_time_of_a_compilation_is_divided_among_its_parts() -> None:
                  "pass tidy", "host plan", "opening"):  # fmt: skip
         assert sections[name].count >= 1 and sections[name].seconds > 0, name
     assert json.loads(json.dumps(timing.to_json()))["seconds"] == timing.seconds
-    for u in timing.units:  # none, if a run before compiled them
-        assert u.processor > 0 and set(u.lines) <= {k["name"] for k in program.manifest["kernels"]}
+    kernels = {k["name"] for k in program.manifest["kernels"]}
+    for u in timing.units:  # none, if a run before compiled them; both versions have a unit of that name
+        assert u.processor > 0 and (not u.lines or kernels & set(u.lines)) and all(n > 0 for n in u.lines.values())
     assert timing.is_compilation
     stored = [compile_cached(free()).timing for _ in range(2)][1]
     assert stored is not None and not stored.is_compilation and {s.name for s in stored.sections} == {
