@@ -40,8 +40,9 @@ OPTIMISATION = {
 """Compiler -> its flags for speed.
 
 gcc gets the passes of -O2 that make kernels faster, and none that only take time: two thirds of the time of -O2, the
-same bits, kernels within 2 % (docs/cpu.md 6). ``-fexpensive-optimizations`` forms fused multiply-adds. Without ``-fcaller-saves``
-every vector of a function that calls another one lives in memory: products in 16 registers take 1.2 times as long.
+same bits, kernels within 2 % (docs/cpu.md 6). ``-fexpensive-optimizations`` forms fused multiply-adds. Without
+``-fcaller-saves`` every vector of a function that calls another one lives in memory: products in 16 registers take 1.2
+times as long.
 Jump threading through the tests for partial tiles duplicates whole loops. One region for the register allocator takes a
 tenth less time for equally fast code.
 """
