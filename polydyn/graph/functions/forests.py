@@ -173,7 +173,7 @@ class _Walk:
     """
 
     def __init__(self, forest: Forest, op: Callable[..., str], table: Callable[[Array], str]) -> None:
-        self.forest, self.op = forest, op
+        self.op = op
         inner = forest.mode != LEAF
         forest = replace(forest, feature=np.where(inner, forest.feature, 0))  # leaves may have any feature
         packed = np.stack([forest.feature, forest.yes, forest.no, forest.mode], 1)
@@ -182,7 +182,7 @@ class _Walk:
         self.tables |= {c: table(np.array(k, np.int32)) for k, c in enumerate(COLUMNS)}
         self.used = [MODES[m] for m in np.unique(forest.mode[inner])]
         if len(self.used) > 1:
-            self.tables |= {"mode": table(forest.mode)} | {m: table(np.array(MODES.index(m))) for m in self.used}
+            self.tables |= {m: table(np.array(MODES.index(m), np.int32)) for m in self.used}
         if "MEMBER" in self.used:
             self.tables |= {"members": table(forest.members), "axis": table(np.array([-1]))}
         if forest.missing.any():
@@ -191,20 +191,22 @@ class _Walk:
     def level(self, x: str, at: str) -> str:
         """Return the positions one level below the positions ``at``."""
         first = self.op("Mul", at, self.tables["width"])
-        feature, yes, no = (self._pick("nodes", self.op("Add", first, self.tables[c])) for c in COLUMNS[:3])
-        value = self.op("GatherElements", x, feature, axis=1)
-        goes = self._goes(value, at)
+        value = self.op("GatherElements", x, self._column("feature", first), axis=1)
+        goes = self._goes(value, at, first)
         if "missing" in self.tables:
             goes = self.op("Or", goes, self.op("And", self.op("IsNaN", value), self._pick("missing", at)))
-        return self.op("Where", goes, yes, no)
+        return self.op("Where", goes, self._column("yes", first), self._column("no", first))
+
+    def _column(self, name: str, first: str) -> str:
+        return self._pick("nodes", self.op("Add", first, self.tables[name]))
 
     def _pick(self, table: str, at: str) -> str:
         return self.op("Gather", self.tables[table], at, axis=0)
 
-    def _goes(self, value: str, at: str) -> str:
+    def _goes(self, value: str, at: str, first: str) -> str:
         """Return whether a position continues to ``yes``, by the mode of its node if there are several modes."""
         goes_yes = ""
-        modes = self._pick("mode", at) if len(self.used) > 1 else ""
+        modes = self._column("mode", first) if len(self.used) > 1 else ""
         split = self._pick("value", at)
         for name in self.used:
             if name == "MEMBER":
