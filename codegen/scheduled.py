@@ -116,11 +116,22 @@ class Instances:
     def _lowering(self, name: str, statement: Statement | None) -> Lowering:
         def f(at: Mapping[str, Index]) -> Body:
             stored = self._computed(statement, at) if statement else self._copied(name, at)
-            alive = [(e.subs(self.sizes).subs(at), x.subs(self.sizes)) for e, x in self.schedule.live(name)]
+            alive = [(e.subs(self.sizes).subs(at), x.subs(self.sizes)) for e, x in self._live(name)]
             condition = tuple(Compare("<", e, x) for e, x in alive)
             return (If(condition, (stored,)),) if condition else (stored,)
 
         return f
+
+    def _live(self, name: str) -> list[tuple[Index, Index]]:
+        """Return (element, extent) for each axis along which a statement is cut and whose last tile may be shorter."""
+        whole = set()
+        for axis, digits in self.schedule.map.axes.items():
+            tile = product(d.size for d in digits[1:]).subs(self.sizes)
+            divides = (self.schedule.map.extents[axis] % tile) == ZERO
+            if digits[0].when is When.COUNT and divides and not self.schedule.map.has_empty_step(axis):
+                whole.add(axis)
+        cut = [x.axis for x in self.schedule.clips if x.statement == name]
+        return [y for axis, y in zip(cut, self.schedule.live(name), strict=True) if axis not in whole]
 
     def _env(self, name: str, at: Mapping[str, Index]) -> dict[str, Index]:
         return {x: e.subs(self.sizes).subs(at) for x, e in self.schedule.map.environment(name).items()}

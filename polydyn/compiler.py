@@ -44,6 +44,7 @@ from polydyn.runtime.opening import open_program
 from polydyn.runtime.overrides import with_overrides
 from polydyn.runtime.program import Program, check_threads
 from polydyn.schedules.expr import Array
+from polydyn.schedules.handmade.document import Written
 from polydyn.schedules.names import given_back_everywhere
 from polydyn.search.records import Records
 from polydyn.shapes.sizes import Dims, sizes_by_name
@@ -70,13 +71,14 @@ def compile(
     options: Options | None = None,
     records: str | os.PathLike[str] | None = None,
     symbols: Symbols | None = None,
+    schedules: Sequence[Written] = (),
 ) -> Program:
     """Compile a model without the program cache. Arguments and errors are those of ``polydyn.compile``."""
     check_threads(threads)
     _refuse_elsewhere(target)
     with measuring() as clock:
         artifact, compiled = compile_artifact(
-            model, target=target, dims=dims, options=options, records=records, symbols=symbols
+            model, target=target, dims=dims, options=options, records=records, symbols=symbols, schedules=schedules
         )
         with section("opening"):
             program = open_program(artifact, threads=threads, compilations=compiled)
@@ -115,12 +117,13 @@ def compile_artifact(
     options: Options | None = None,
     records: str | os.PathLike[str] | None = None,
     symbols: Symbols | None = None,
+    schedules: Sequence[Written] = (),
 ) -> tuple[Artifact, int]:
     """Return the artifact, which ``compile`` then opens, and the number of compiled units.
 
     It also compiles for another architecture if ``CC`` names a compiler for it.
     """
-    backend = target_of(target, options)
+    backend = target_of(target, options, schedules)
     left = None if backend.options.fallback is None else FallbackNodes()
     read = partial(import_parts, model, dims, symbols, left=left)
     with stages(_name(model)) as stage, _opened(records) as tiles, _decided_again():
@@ -156,6 +159,7 @@ def _artifact(
         artifact, compiled = _with_general(stage, general, guessed, artifact, compiled, backend, records, begun)
     if optional:
         artifact, compiled = _with_overrides(stage, read, optional, artifact, compiled, backend, records, begun)
+    said |= backend.finished()
     return replace(artifact, manifest={**given_back_everywhere(artifact.manifest), **said}), compiled
 
 
@@ -306,11 +310,13 @@ def plan_program(
     options: Options | None = None,
     records: str | os.PathLike[str] | None = None,
     symbols: Symbols | None = None,
+    schedules: Sequence[Written] = (),
 ) -> HostPlan:
     """Run the part of ``compile`` that needs no C compiler: kernels as text, packed constants, the host plan."""
-    backend = target_of(target, options)
+    backend = target_of(target, options, schedules)
     with stages(_name(model)) as stage, _opened(records) as tiles, _decided_again():
         plan = _plan(stage, stage("import", import_model(model, dims, symbols), show_graph), backend, tiles)
+    backend.finished()
     return replace(plan, dims=sizes_by_name(dims))
 
 

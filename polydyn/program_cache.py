@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from polydyn.backends.options import Options
@@ -21,10 +22,12 @@ from polydyn.errors import (
 from polydyn.program_key import Arguments, program_key, sources_changed
 from polydyn.program_store import store_program, stored_program
 from polydyn.runtime.program import Program, check_threads
+from polydyn.schedules.handmade.document import read_schedules
 
 if TYPE_CHECKING:
     from polydyn.graph.dynamic import Symbols
     from polydyn.graph.importer import ModelLike
+    from polydyn.schedules.handmade.document import Source
     from polydyn.shapes.sizes import Dims
 
 __all__ = ["Arguments", "cached_program", "compile"]
@@ -46,6 +49,7 @@ def compile(
     options: Options | None = None,
     records: str | os.PathLike[str] | None = None,
     symbols: Symbols | None = None,
+    schedules: Source | Iterable[Source] = (),
     cache: bool = True,
     start: str = "full",
 ) -> Program:
@@ -60,6 +64,8 @@ def compile(
     results tuned for several numbers of threads, a call uses those for its own number. For a GPU, the records of its
     architecture are used. ``symbols``: makes a static export dynamic, as in ``{"input_ids": ("B", "L")}``: a name for
     each axis of an input, None for an axis that does not change. ShapeError names the first constant that contradicts.
+    ``schedules``: schedules written by hand with ``polydyn.explore``, or files of them. Each is proven again and
+    computes all groups of the structure that it was written for (docs/schedules.md). InputError: one fits no group.
     ``cache``: use the program cache. A model that was compiled before (same model with its external data, arguments,
     records, polydyn and compiler) opens without being compiled again, and a new program is stored. With False it is
     always compiled (kernels still come from the cache of objects). ``start``: with "quick" this returns at once if the
@@ -68,7 +74,7 @@ def compile(
     ``polydyn.errors``.
     """
     check_start(start)
-    arguments = Arguments(target, dims or {}, options or Options(), records, symbols or {})
+    arguments = Arguments(target, dims or {}, options or Options(), records, symbols or {}, read_schedules(schedules))
     if cache:
         return cached_program(model, arguments, threads=threads, start=start)
     if start == "quick":

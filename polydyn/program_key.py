@@ -26,6 +26,7 @@ from polydyn.build.compiler import find_compiler
 from polydyn.build.features import data_cache, machine_features
 from polydyn.errors import BuildError, MissingModelError, ModelError, UnsupportedError
 from polydyn.graph.data_files import data_file, locations
+from polydyn.schedules.handmade.document import Written
 from polydyn.shapes.sizes import Dims, Sizes, sizes_by_name
 
 if TYPE_CHECKING:
@@ -46,13 +47,14 @@ class Arguments:
     options: Options = field(default_factory=Options)
     records: str | os.PathLike[str] | None = None
     symbols: Symbols = field(default_factory=dict)
+    schedules: tuple[Written, ...] = ()
 
     def check(self) -> None:
         """Check the arguments, without a model. Raises InputError, ShapeError, UnsupportedError or ArtifactError."""
         from polydyn.backends import target_of  # loads the compiler
 
         if self.target:
-            target_of(self.target, self.options)
+            target_of(self.target, self.options, self.schedules)
         sizes_by_name(self.dims)
         if self.records is not None:
             _content(self.records)
@@ -61,7 +63,8 @@ class Arguments:
     def from_json(cls, data: Any) -> Arguments:
         """Return the arguments of ``to_json``, in which ``records`` is a path."""
         dims = {n: Sizes(**s) for n, s in data["dims"].items()}
-        return cls(data["target"], dims, Options(**data["options"]), data["records"], data["symbols"])
+        schedules = tuple(Written.from_json(x, "schedules") for x in data["schedules"])
+        return cls(data["target"], dims, Options(**data["options"]), data["records"], data["symbols"], schedules)
 
     def to_json(self) -> dict[str, Any]:
         """Return plain data that is equal for equal arguments. Records are identified by their content."""
@@ -72,6 +75,7 @@ class Arguments:
             "options": {n: sorted(v) if isinstance(v, (set, frozenset)) else v for n, v in options.items()},
             "records": _content(self.records) if self.records is not None else None,
             "symbols": {n: axes if isinstance(axes, str) else list(axes) for n, axes in sorted(self.symbols.items())},
+            "schedules": [x.to_json() for x in self.schedules],
         }
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from polydyn.codegen.cpu.scheduled import TRIM, only_tasks
+from polydyn.codegen.cpu.scheduled import only_tasks, trim_step
 from polydyn.codegen.cuda.emit import bound_names, emit
 from polydyn.codegen.cuda.sharing import blocks_step
 from polydyn.codegen.family import Family, Rule, Variant, build
@@ -157,6 +157,6 @@ SCHEDULED: Family[ScheduledCudaKernel] = Family(
     units=ScheduledCudaKernel.units_of_threads,
     statements=ScheduledCudaKernel.lowerings,
     opened=lambda x: tuple(buffer.name for buffer in x.storage()),
-    band=lambda x, _: (blocks_step(x.sharing), TRIM),
+    band=lambda x, _: (blocks_step(x.sharing), trim_step()),
     around=(Rule("storage", "buffers of threads and blocks", ScheduledCudaKernel.allocate),),
 )

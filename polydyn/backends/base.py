@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from polydyn.backends.options import BF16, Options
 from polydyn.clock import section
@@ -82,6 +83,10 @@ class Target(ABC):
     @abstractmethod
     def headers(self) -> Mapping[str, str]:
         """Maps file name -> text of the headers that kernels include."""
+
+    def finished(self) -> Mapping[str, Any]:
+        """Check what is known only after all parts of a model are planned; return what its manifest says of that."""
+        return {}
 
     def finish(self, plan: HostPlan) -> HostPlan:
         """Return the host plan after the changes of this target."""

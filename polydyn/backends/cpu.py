@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 from polydyn.backends.base import Kernels, Target
 from polydyn.backends.options import BF16, TF32X3, Options
@@ -15,11 +16,13 @@ from polydyn.fusion.plan import FusionPlan
 from polydyn.gpu.targets import CUDA_TARGETS
 from polydyn.graph.ir import Graph
 from polydyn.lowering.aliases import without_reshapes
+from polydyn.lowering.handmade import Handmade
 from polydyn.lowering.place import Builder, PlacedGroup
 from polydyn.lowering.place_cpu import KernelBuilder
 from polydyn.program.index_checks import with_kept_indices
 from polydyn.program.parallel_launches import join_waves
 from polydyn.program.plan import HostPlan
+from polydyn.schedules.handmade.document import Written, library
 from polydyn.search.hardware import Hardware, calibrated, with_system_cache
 from polydyn.search.outcomes import ChosenByRecords, first_machine
 from polydyn.search.records import Records
@@ -65,8 +68,8 @@ class Cpu(Target):
 
     machine = "cpu"
 
-    def __init__(self, name: str, options: Options) -> None:
-        """UnsupportedError: the target does not exist, or has no tensor cores."""
+    def __init__(self, name: str, options: Options, schedules: Sequence[Written] = ()) -> None:
+        """``schedules``: written by the user. UnsupportedError: the target does not exist, or has no tensor cores."""
         super().__init__(name, options)
         if options.tf32 or options.precision == TF32X3:
             option = "tf32" if options.tf32 else TF32X3
@@ -74,6 +77,7 @@ class Cpu(Target):
         if options.precision == BF16:
             self.without |= {"winograd"}  # the sums of tiles would amplify the rounding
         self.processor = cpu_target(name)
+        self.handmade = Handmade(schedules, () if "library" in self.without else library())
         if not self.processor.quads:
             self.without |= {"rowsums"}  # int16 pairs can hold the weights minus their zero points
 
@@ -92,7 +96,7 @@ class Cpu(Target):
         if records is not None:
             self.calibrate(first_machine(records, self.processor.name))
             tuner = ChosenByRecords(records, strategy(self.options.strategy).name, self.processor, self.name)
-        return KernelBuilder(plan, self.processor, tuner, rounded=self.rounded)
+        return KernelBuilder(plan, self.processor, tuner, self.rounded, self.handmade)
 
     def calibrate(self, machine: Hardware | None) -> None:
         """Derive the sizes that are not tuned from this machine's description, if there is one."""
@@ -104,6 +108,11 @@ class Cpu(Target):
         every = super().place(builder, report)
         placed, aliases = without_reshapes(every.plan, every.placed)
         return Kernels(every.plan, placed, (*every.notes, *aliases))
+
+    def finished(self) -> Mapping[str, Any]:
+        """Implement ``Target.finished``: the schedules written by hand, each of which has a group."""
+        used = self.handmade.used()
+        return {"schedules": [x.to_json() for x in used]} if used else {}
 
     @property
     def headers(self) -> Mapping[str, str]:

@@ -9,10 +9,12 @@ transformations come from ``polydyn.schedules.tree``; docs/schedules.md explains
 
 from polydyn.explore import pictures
 from polydyn.explore.checks import draw
+from polydyn.explore.compiled import Compiled
 from polydyn.explore.cuda import CompiledCuda
 from polydyn.explore.display import load_ipython_extension, sliders, unload_ipython_extension
+from polydyn.explore.handmade import Schedule, save_schedules
 from polydyn.explore.plans import condition, kernel_graph, symbol, to_sympy
-from polydyn.explore.schedules import Compiled, Group, groups, tree
+from polydyn.explore.schedules import Group, groups, tree
 from polydyn.schedules.interpret import interpret
 from polydyn.schedules.proof.prove import prove
 from polydyn.schedules.tree.buffers import accumulate, carry, keep, promote
@@ -32,8 +34,9 @@ from polydyn.schedules.tree.names import LANE, Coord, Level
 from polydyn.schedules.tree.scheduled import Scheduled
 
 __all__ = [
-    "LANE", "Compiled", "CompiledCuda", "Coord", "Group", "Launch", "Level", "Scheduled", "accumulate", "assign",
-    "balance", "begins", "carry", "clip", "condition", "distribute", "draw", "groups", "interchange", "interpret",
-    "keep", "kernel_graph", "load_ipython_extension", "mark", "pad", "pictures", "promote", "prove", "pull_out",
-    "refine", "regroup", "sliders", "symbol", "tile", "to_sympy", "tree", "unload_ipython_extension",
+    "LANE", "Compiled", "CompiledCuda", "Coord", "Group", "Launch", "Level", "Schedule", "Scheduled", "accumulate",
+    "assign", "balance", "begins", "carry", "clip", "condition", "distribute", "draw", "groups", "interchange",
+    "interpret", "keep", "kernel_graph", "load_ipython_extension", "mark", "pad", "pictures", "promote", "prove",
+    "pull_out", "refine", "regroup", "save_schedules", "sliders", "symbol", "tile", "to_sympy", "tree",
+    "unload_ipython_extension",
 ]  # fmt: skip

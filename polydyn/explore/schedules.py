@@ -14,30 +14,19 @@ Hand-written schedules use the plain ``codegen.scheduled``, which does only what
 
 from __future__ import annotations
 
-import ctypes
-import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cached_property
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
-from polydyn.backends.cpu import Cpu
+from polydyn.backends import target_of
 from polydyn.backends.options import Options
-from polydyn.build.cache import open_library
-from polydyn.build.compiler import build_library
 from polydyn.codegen.cpu.scheduled import ScheduledKernel
-from polydyn.codegen.cpu.target import CpuTarget, leaf_headers
 from polydyn.codegen.cuda.scheduled import ScheduledCudaKernel
-from polydyn.codegen.kernel import Kernel
-from polydyn.errors import UnsupportedError
-from polydyn.explore.checks import Checked, check_sizes, draw
+from polydyn.explore.compiled import Compiled, cpu_of
 from polydyn.explore.cuda import CompiledCuda
-from polydyn.fusion.pipeline import fusion_plan, rewrite_graph
+from polydyn.explore.handmade import Schedule, rebuilt, start
 from polydyn.fusion.plan import FusedGroup, FusionPlan
-from polydyn.gpu.targets import is_cuda
 from polydyn.graph.expand import import_model
 from polydyn.graph.importer import ModelLike
 from polydyn.lowering.argsort import lower_argsort
@@ -49,6 +38,7 @@ from polydyn.lowering.serial import lower_serial
 from polydyn.schedules import model as polyhedral
 from polydyn.schedules.group.dependence import analyse
 from polydyn.schedules.group.polyhedra import context
+from polydyn.schedules.handmade.document import Written
 from polydyn.schedules.proof.prove import prove
 from polydyn.schedules.show import show_choice, show_group
 from polydyn.schedules.solution.patterns import Choice, choose
@@ -110,6 +100,13 @@ class Group:
         schedule = schedule_nest(group, dependences)
         return nest(group, schedule.band, schedule.phases, tiled=False)
 
+    def schedule(self, written: Written | None = None) -> Schedule:
+        """Return the schedule of this group without a step, to be written step by step; or a ``written`` one.
+
+        UnsupportedError: its kernel has a schedule of its own. InputError: ``written`` is for another group.
+        """
+        return rebuilt(self, written) if written else start(self)
+
     def compile(self, t: Scheduled, sizes: Mapping[str, int] | None = None, target: str = "cpu") -> Compiled:
         """Compile a schedule of this group for the CPU, exactly as in the tree.
 
@@ -117,7 +114,7 @@ class Group:
         ScheduleError: it needs the passes of a kernel family. BuildError: the compiler fails.
         """
         prove(t)
-        processor = _cpu(target).processor
+        processor = cpu_of(target).processor
         kernel = ScheduledKernel("explored", t, processor, sizes).build()
         return Compiled(self.polyhedral, kernel, processor, target)
 
@@ -136,7 +133,7 @@ class Group:
 
         UnsupportedError: the target is unknown, or not a CPU.
         """
-        cpu = _cpu(target)
+        cpu = cpu_of(target)
         placed = cpu.builder(self.plan).build_group(self.fused)
         packs, constants = placed.lowered.packs, self.plan.graph.constants
         arrays = {a: pack(packs[b], constants) for a, b in placed.lowered.buffers.items() if b in packs}
@@ -144,14 +141,17 @@ class Group:
         return Compiled(placed.lowered.group, placed.kernels[0], cpu.processor, target, packed)
 
 
-def groups(model: ModelLike, dims: Dims | None = None, options: Options | None = None) -> list[Group]:
-    """Return the fused groups of an ONNX model in launch order; an attention as its three parts.
+def groups(
+    model: ModelLike, dims: Dims | None = None, options: Options | None = None, target: str = "cpu"
+) -> list[Group]:
+    """Return the fused groups of an ONNX model in launch order, as a CPU ``target`` has them; an attention as its three
+    parts.
 
     Constants keep the layout of the model, because packing belongs to a kernel family. Raises the errors of
     ``polydyn.compile``.
     """
-    without = (options or Options()).without
-    plan = fusion_plan(rewrite_graph(import_model(model, dims), without), without)
+    cpu = target_of(target, options)
+    plan = cpu.fuse(cpu.rewrite(import_model(model, dims)))
     parts = [x for g in plan.groups for x in (g.parts if g.kind == "attention" else (g,))]
     return [_lowered(plan, g) for g in parts]
 
@@ -168,94 +168,6 @@ def _lowered(plan: FusionPlan, g: FusedGroup) -> Group:
     return Group(f"{g.kind} {g.outputs[0]}", g, plan, lowered, form.roles if form else None)
 
 
-def _cpu(target: str) -> Cpu:
-    if is_cuda(target):
-        raise UnsupportedError(
-            f"target {target} is not a CPU", rule="kernels of notebooks run on this processor",
-            remedy="group.cuda(t) generates the CUDA kernel of a schedule and runs it in the emulation",
-        )  # fmt: skip
-    return Cpu(target, Options())
-
-
 def tree(t: Scheduled) -> str:
     """Return a schedule's tree as text."""
     return show_tree(flat(t.tree))
-
-
-@dataclass(frozen=True)
-class _Call:
-    """A launch of all tasks, with the memory of its arguments."""
-
-    function: Callable[..., None]
-    arguments: tuple[Any, ...]
-    memory: dict[str, npt.NDArray[Any]]
-    scratch: npt.NDArray[Any]
-
-    def __call__(self) -> None:
-        self.function(*self.arguments)
-
-
-@dataclass(frozen=True)
-class Compiled(Checked):
-    """A compiled kernel of one group. ``text``: its C; ``notes``: the decisions of its code generator.
-
-    ``packed``: constants in the kernel's layout, by array.
-    """
-
-    group: polyhedral.Group
-    kernel: Kernel
-    processor: CpuTarget
-    target: str
-    packed: Mapping[str, npt.NDArray[Any]] | None = None
-
-    @property
-    def text(self) -> str:
-        """The C text."""
-        return self.kernel.text
-
-    @property
-    def notes(self) -> tuple[str, ...]:
-        """The decisions of the code generator."""
-        return self.kernel.notes
-
-    def run(self, inputs: Mapping[str, npt.NDArray[Any]], **sizes: int) -> dict[str, npt.NDArray[Any]]:
-        """Return flat outputs. ``inputs``: flat arrays by the group's names (``draw``); ``sizes``: its parameters."""
-        call = self._call(inputs, sizes)
-        call()
-        return {n: call.memory[n] for n, a in self.group.arrays.items() if a.role == "output"}
-
-    def seconds(self, repeat: int = 20, **sizes: int) -> float:
-        """Return the median time of a launch on one thread, with random inputs that stay in place."""
-        call = self._call(draw(self.group, sizes) | dict(self.packed or {}), sizes)
-        call()
-        times = []
-        for _ in range(repeat):
-            start = time.perf_counter()
-            call()
-            times.append(time.perf_counter() - start)
-        return float(np.median(times))
-
-    def _call(self, inputs: Mapping[str, npt.NDArray[Any]], sizes: Mapping[str, int]) -> _Call:
-        """Prepare a launch of all tasks."""
-        check_sizes(self.group, sizes)
-        memory = self.memory(self.kernel.buffers, inputs, sizes)
-        env = self.kernel.values(sizes, 1)
-        symbols = (ctypes.c_int64 * max(1, len(self.kernel.symbols)))(*(env[s] for s in self.kernel.symbols))
-        pointers = (ctypes.c_void_p * max(1, len(memory)))(*(x.ctypes.data for x in memory.values()))
-        scratch = np.zeros(self.kernel.scratch.evaluate(env) + 256, np.uint8)
-        start = scratch.ctypes.data + (-scratch.ctypes.data) % 64
-        return _Call(self._function, (pointers, symbols, 0, self.kernel.tasks.evaluate(env), start), memory, scratch)
-
-    @cached_property
-    def _function(self) -> Any:
-        headers = leaf_headers(self.processor.width)
-        includes = "".join(f'#include "{h}"\n' for h in headers)
-        run = "void explored_run(void *const *b, const int64_t *s, int64_t t, int64_t e, void *m)"
-        unit = (
-            f"#include <stdint.h>\n{includes}{self.text}\n"
-            f'__attribute__((visibility("default"))) {run} {{ {self.kernel.name}(b, s, t, e, m); }}\n'
-        )
-        function = open_library(build_library({"explored.c": unit}, headers, self.target).data).explored_run
-        function.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64, ctypes.c_void_p]
-        function.restype = None
-        return function

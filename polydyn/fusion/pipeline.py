@@ -121,6 +121,7 @@ FUSION: tuple[Pass, ...] = (
     Pass("masks", "attentions compute masks made of subscripts and vectors", groups=compute_masks, cuda=True),
     Pass("columns", "groups around reductions of other axes join (BladeDISC 4.2)", groups=join_columns),
     Pass("stores", "floats of 16 bits are rounded where a kernel stores them, not between its nodes", cuda=True),
+    Pass("library", "groups of known structure have the schedules of schedules/library", cpu=True),
     Pass("horizontal", "independent launches run in one fork-join (program/parallel_launches.py)"),
 )
 """Passes that form the kernels: first over the graph, then over groups."""

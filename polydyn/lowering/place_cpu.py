@@ -19,6 +19,7 @@ from polydyn.lowering.contract import ContractGroup, lower_contract
 from polydyn.lowering.cpu_tables import NESTS, PRODUCTS, NestForms, ProductForms, SizedKernel, Tuner, sized_offer
 from polydyn.lowering.flatten import CPU_DTYPES
 from polydyn.lowering.group import LoweredGroup
+from polydyn.lowering.handmade import Fitting, Handmade, written_by_hand, written_kernel
 from polydyn.lowering.k_packing import BF16X2, INT8X4, INT16X2
 from polydyn.lowering.nest import lower_nest
 from polydyn.lowering.place import Builder, PlacedGroup
@@ -30,7 +31,7 @@ from polydyn.schedules.model import Group, verify_group
 from polydyn.schedules.solution.schedule import attention_groups, schedule_attention
 
 Form: TypeAlias = ContractGroup | AttentionGroup | SerialGroup | ArgSortGroup | LoweredGroup
-
+NOTHING = Handmade()
 
 KERNEL_PREFIXES: dict[type, str] = {
     ContractGroup: "contract", AttentionGroup: "attention", SerialGroup: "serial", ArgSortGroup: "order",
@@ -49,10 +50,13 @@ class KernelBuilder(Builder):
 
     dtypes, device = CPU_DTYPES, "CPU"
 
-    def __init__(self, plan: FusionPlan, target: CpuTarget, tuner: Tuner | None = None, rounded: bool = False) -> None:
-        """``rounded``: float32 products may round their operands to bfloat16."""
+    def __init__(
+        self, plan: FusionPlan, target: CpuTarget, tuner: Tuner | None = None, rounded: bool = False,
+        handmade: Handmade = NOTHING,
+    ) -> None:  # fmt: skip
+        """``rounded``: float32 products may round their operands to bfloat16. ``handmade``: schedules for groups."""
         super().__init__(plan, tuner)
-        self.target, self.tuner, self.rounded = target, tuner, rounded
+        self.target, self.tuner, self.rounded, self.handmade = target, tuner, rounded, handmade
         self.forms: dict[str, Form] = {}
         self.groups: dict[str, Group] = {}
         self.attentions: dict[str, AttentionKernel] = {}
@@ -61,6 +65,8 @@ class KernelBuilder(Builder):
 
     def build_group(self, group: FusedGroup) -> PlacedGroup:
         """See ``Builder``."""
+        if fitting := self.handmade.fitting(self.plan, group):
+            return self._written(group, fitting)
         if group.kind == "order":
             return self._placed(group, lower_argsort(self.plan, group))
         if group.kind in ("scatter", "scan"):
@@ -71,6 +77,23 @@ class KernelBuilder(Builder):
         nest = with_blocked_form(self.plan, _settled(lower_nest(self.plan, group)), self.target.width)
         placed = self._placed(group, nest)
         return placed if product is None else replace(placed, declined=(("product", str(product)), *placed.declined))
+
+    def _written(self, group: FusedGroup, fitting: Fitting) -> PlacedGroup:
+        """Return the kernel of a schedule that a person wrote."""
+        lowered, steps = fitting.form.lowered, fitting.written.steps
+        key = lowered.key(fitting.form.roles, steps, self.target)
+        placed = self.reuse_kernel(group, lowered, key)
+        if placed is None:
+            verify_group(lowered.group)
+            name = f"written_{key[:12]}"
+            self.show(group, name, lowered.group)
+            if self.tuner:
+                self.tuner.untuned(key, f"{group.outputs[0]} has a schedule written by hand")
+            reason = f"a schedule written by hand ({fitting.written.label})"
+            with written_by_hand(fitting.written):
+                kernel = written_kernel(name, fitting.draft, self.target)
+            placed = self.placed[key] = PlacedGroup(group, lowered, key, (kernel,), reasons=(reason,))
+        return placed
 
     def _product(self, group: FusedGroup) -> ContractGroup | Declined:
         rounded = self.rounded and group.nodes[0].body.dtype == "float32"

@@ -278,9 +278,13 @@ def _counts(d: Digit) -> bool:
 
 
 def _exact(tm: TileMap, axis: str) -> bool:
-    """Whether the digits of an axis represent its elements and no others."""
+    """Whether the digits of an axis represent its elements and no others.
+
+    An axis at whose first or last step another statement runs has a step even if it has no elements.
+    """
     digits = tm.axes[axis]
-    return (len(digits) == 1 and _counts(digits[0])) or product(d.size for d in digits) == tm.extents[axis]
+    whole = len(digits) == 1 and _counts(digits[0]) and not tm.has_empty_step(axis)
+    return whole or product(d.size for d in digits) == tm.extents[axis]
 
 
 def _uncut(t: Scheduled, name: str, axis: str) -> LegalityError:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from polydyn.schedules.errors import ScheduleError
-from polydyn.schedules.index import ONE, Index, product
+from polydyn.schedules.index import ONE, Index, maximum, product
 from polydyn.schedules.isl_util import Condition, at_least, between, equals
 from polydyn.schedules.model import Group
 from polydyn.schedules.tiling import TiledGroup
@@ -175,7 +175,8 @@ class Scheduled:
         for x in (x for view in self.map.views.values() for x in view.loops if x.digits):
             axis = x.digits[0].axis
             if x.digits == self.map.axes[axis] and x.digits[0].when is When.COUNT:  # it runs the whole axis
-                whole[_parameter(x)] = self.map.extents[axis]
+                empty = self.map.has_empty_step(axis)
+                whole[_parameter(x)] = maximum(1, self.map.extents[axis]) if empty else self.map.extents[axis]
         return TiledGroup(self.tree, tuple(statements), tuple(used), tasks, whole)
 
 

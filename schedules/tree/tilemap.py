@@ -303,9 +303,17 @@ class TileMap:
         n, share = self.extents[axis].ceildiv(below), self.shares.get(axis)
         if self.lines(axis) is not None and digit == self.origins[axis].tile:
             n = self.tiles(axis)
-        if any(x.at and digit in x.digits for w in self.views.values() for x in w.loops):
+        if self._stepped(digit):
             return maximum(1, n)  # the step of a sunk statement exists
         return n.ceildiv(share.block.size) if share else n
+
+    def _stepped(self, digit: Digit) -> bool:
+        """Whether a statement runs at the first or last step of a digit."""
+        return any(x.at and digit in x.digits for w in self.views.values() for x in w.loops)
+
+    def has_empty_step(self, axis: str) -> bool:
+        """Whether an axis without elements has a step, the first and last one of a sunk statement."""
+        return self.extents[axis].constant is None and self._stepped(self.axes[axis][0])
 
     # -- edits, for transformations --------------------------------------------------------------------------------
 

@@ -160,11 +160,19 @@ def test_a_wrong_kernel_does_not_pass_its_check() -> None:
         wrong.check(**{group.polyhedral.params[0]: 5})
 
 
-def test_loops_that_cannot_be_vectors_stay_with_a_note() -> None:
+def test_sums_along_the_innermost_loop_are_in_vectors() -> None:
     group = product()
     kernel = group.compile(accumulate(pull_out(group.start(), it("k")), it("j")))
-    assert "loop k is scalar" in "\n".join(kernel.notes)
+    assert not kernel.notes and "acc_k" in kernel.text
     assert kernel.check(**{group.polyhedral.params[0]: 7}) < 1e-5
+
+
+def test_loops_that_cannot_be_vectors_stay_with_a_note() -> None:
+    nodes = [node("MatMul", "x w", "y")]
+    (group,) = explore.groups(model(nodes, {"x": ("float64", ["M", 40])}, ["y"], {"w": W.astype(np.float64)}))
+    kernel = group.compile(accumulate(pull_out(group.start(), it("k")), it("j")))
+    assert "loop k is scalar" in "\n".join(kernel.notes)
+    assert kernel.check(**{group.polyhedral.params[0]: 7}) < 1e-12
 
 
 def test_indices_that_data_decide_are_refused() -> None:

@@ -1,0 +1,1 @@
+"""Schedules that people write: named steps over the proven transformations, and the files that hold them."""

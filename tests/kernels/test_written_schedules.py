@@ -1,0 +1,304 @@
+"""Schedules that people write step by step: proven, right at ragged sizes, and used by ``polydyn.compile``."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+
+import polydyn
+from polydyn import explore
+from polydyn.compiler import plan_program
+from polydyn.errors import InputError, LegalityError, PolydynError, ScheduleError, UnknownNameError, UnsupportedError
+from polydyn.explore import Schedule
+from polydyn.explore.compiled import cpu_of
+from polydyn.schedules.handmade import document
+from polydyn.testing.fuzz_schedules import check
+from tests.support.tiny import model, node
+
+W = np.random.default_rng(0).standard_normal((40, 56)).astype(np.float32)
+
+
+def product_model(rows: str = "M") -> onnx.ModelProto:
+    """Build ``y[M, 56] = gelu(x[M, 40] @ w)``."""
+    nodes = [node("MatMul", "x w", "s"), node("Gelu", "s", "y")]
+    return model(nodes, {"x": ("float32", [rows, 40])}, ["y"], {"w": W})
+
+
+def batches_model() -> onnx.ModelProto:
+    inputs = {"x": ("float32", ["B", "M", "K"]), "z": ("float32", ["B", "K", "N"])}
+    return model([node("MatMul", "x z", "y")], inputs, ["y"])
+
+
+def start(made: onnx.ModelProto) -> Schedule:
+    (group,) = explore.groups(made)
+    return group.schedule()
+
+
+def blocked(s: Schedule) -> Schedule:
+    """Write a product in register tiles of 6 x 16."""
+    s = s.tile(i=6, j=16).reorder("j.0", "i.0").accumulate(at="i.0")
+    return s.unroll("i", "j").vectorize("j").parallel("j", "i")
+
+
+# -- steps -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("target", ["cpu", "cpu:avx2"])
+def test_register_tiles_are_right_at_ragged_sizes(target: str) -> None:
+    width = cpu_of(target).processor.width
+    for s in (blocked(start(product_model())), blocked(start(product_model()).pack(width))):
+        kernel = s.compile(target)
+        assert not kernel.notes
+        for m in (0, 1, 5, 6, 7, 33):
+            assert kernel.check(**s.sizes(M=m)) < 1e-5
+
+
+def test_sums_of_unrolled_tiles_are_registers_with_a_version_for_each_number_of_rows() -> None:
+    text = blocked(start(product_model())).compile("cpu:avx2").text
+    assert "acc_0" in text and "PD_STACK" not in text.partition("written_acc_6(const")[2].partition("\n}\n")[0]
+    assert all(f"written_acc_{n}(" in text for n in range(1, 7))
+
+
+def test_a_tile_that_cannot_be_in_registers_stays_in_memory_with_a_note() -> None:
+    s = start(product_model()).tile(i=6, j=12).accumulate(at="j").unroll("i", "j").vectorize("j")
+    kernel = s.compile("cpu:avx2")
+    assert "acc is in memory: j.1 has 12 steps, which are no whole vectors of 8" in kernel.notes
+    assert kernel.check(**s.sizes(M=7)) < 1e-5
+
+
+def test_tiles_of_tiles_may_lie_beyond_the_last_element() -> None:
+    s = start(batches_model()).tile(i=(12, 4), j=(64, 32)).accumulate(at="j.1")
+    for written in (s, s.cache("x", at="i.0"), s.cache("z", at="j.0"), s.unroll("i", "j").vectorize("j")):
+        for n in (1, 3, 33, 65):
+            assert written.check(B=2, M=13, N=n, K=3) < 1e-5
+
+
+def test_a_reduction_of_no_steps_gives_zeros() -> None:
+    for s in (start(batches_model()), start(batches_model()).reorder("k", "j"), start(batches_model()).tile(k=4)):
+        assert s.check(B=1, M=2, N=3, K=0) == 0
+
+
+def test_sums_pass_through_the_result_from_block_to_block() -> None:
+    s = start(batches_model()).tile(i=4, j=16, k=8).reorder("k.0", "i.0", "j.0").accumulate(at="j")
+    assert "SAVE" in s.tree and "LOAD" in s.tree
+    assert s.cache("z", at="j.0").check(B=2, M=5, N=19, K=17) < 1e-5
+
+
+def test_rows_of_a_softmax_are_tiled_and_in_vectors() -> None:
+    s = start(model([node("Softmax", "x", "y")], {"x": ("float32", ["A", "C"])}, ["y"]))
+    for written in (s, s.tile(A=4).vectorize("C").parallel("A")):
+        assert [written.check(A=a, C=c) < 1e-5 for a, c in ((0, 3), (1, 1), (9, 70))] == [True] * 3
+
+
+def test_axes_and_tensors_have_the_names_of_the_model() -> None:
+    s = start(batches_model())
+    assert s.axes == {"i0": "B", "i": "M", "j": "N", "k": "K"}
+    assert s.tile(M=4, N=16).steps == s.tile(i=4, j=16).steps
+    assert "cache('z', at='j')" in str(s.tile(N=16).cache("z", at="N"))
+    assert set(s.tensors.values()) == {"x", "z", "y"}
+
+
+@pytest.mark.parametrize("dim", ["i0", "j0", "i", "k", "seq len", "n0", "b_i", "élan"])
+def test_dims_may_have_any_name(dim: str) -> None:
+    s = blocked(start(product_model(dim)))
+    assert s.check(**{dim: 7}) < 1e-5
+
+
+def test_a_schedule_prints_the_python_that_builds_it() -> None:
+    (group,) = explore.groups(batches_model())
+    s = group.schedule().tile(i=(12, 4), j=32).accumulate(at="i.1").cache("z", at="j.0").unroll("i", factor=2)
+    scope: dict[str, Any] = {"group": group}
+    exec(str(s), scope)
+    assert scope["s"].steps == s.steps and str(scope["s"]) == str(s)
+    assert len(s.said) == len(s.steps) and "loops of ACC: i0, i.0, j.0, i.1, k, i.2, j.1" in s.said[0]
+
+
+WRONG: dict[str, tuple[Any, type[PolydynError], str]] = {
+    "no loop": (lambda s: s.tile(z=4), ScheduleError, "no loop z"),
+    "size 0": (lambda s: s.tile(i=0), ScheduleError, "not the size of a tile"),
+    "size True": (lambda s: s.tile(i=True), ScheduleError, "not the size of a tile"),
+    "uneven": (lambda s: s.tile(i=(8, 3)), ScheduleError, "do not divide"),
+    "no size": (lambda s: s.tile(), ScheduleError, "no axis"),
+    "twice": (lambda s: s.tile(i=4).tile(i=2), ScheduleError, "has the loops i.0, i.1"),
+    "of two loops": (lambda s: s.tile(i=4).reorder("i", "j"), ScheduleError, "has the loops i.0, i.1"),
+    "one loop twice": (lambda s: s.reorder("i", "i"), ScheduleError, "twice"),
+    "reduction": (lambda s: s.reorder("k", "i").parallel("k"), ScheduleError, "runs a reduction"),
+    "inner": (lambda s: s.parallel("j"), ScheduleError, "outermost loops of INIT"),
+    "parallel twice": (lambda s: s.parallel("i").parallel("i"), ScheduleError, "already"),
+    "no tensor": (lambda s: s.cache("q", at="i"), UnknownNameError, "no tensor q"),
+    "copied twice": (lambda s: s.cache("x", at="i").cache("x", at="i"), ScheduleError, "already"),
+    "result": (lambda s: s.cache("y", at="i"), ScheduleError, "no statement reads"),
+    "not inside": (lambda s: s.store("w", at="i"), ScheduleError, "not a tensor inside"),
+    "no reduction inside": (lambda s: s.accumulate(at="k"), ScheduleError, "no loop of the reduction"),
+    "two buffers": (lambda s: s.store("l0", at="k").accumulate(at="j"), ScheduleError, "buffer already"),
+    "vectors outside": (lambda s: s.tile(j=8).accumulate(at="j.0").vectorize("j.0"), ScheduleError, "other loops"),
+    "symbolic": (lambda s: s.unroll("i"), ScheduleError, "no constant number"),
+    "factor": (lambda s: s.unroll("k", factor=99), ScheduleError, "factor"),
+    "too much": (lambda s: s.tile(i=64, j=56).unroll("i", "j"), ScheduleError, "copies"),
+    "pack later": (lambda s: s.tile(i=4).pack(8), ScheduleError, "first step"),
+    "pack nothing": (lambda s: s.pack(0), ScheduleError, "pack"),
+    "one row's storage": (lambda s: s.reorder("k", "i", "j").store("l0", at="i"), LegalityError, "another epoch"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_what_does_not_fit_is_refused_by_name(name: str) -> None:
+    f, error, words = WRONG[name]
+    with pytest.raises(error, match=words) as refused:
+        f(start(product_model()))
+    assert refused.value.rule
+
+
+def test_a_copy_does_not_read_what_padding_leaves_out() -> None:
+    inputs = {"x": ("float32", ["N", 4, "H", "W"])}
+    window = model([node("Conv", "x w", "y", pads=[1, 1, 1, 1])], inputs, ["y"], {"w": np.ones((8, 4, 3, 3), "f")})
+    s = start(window)
+    assert s.check(N=1, H=5, W=6) < 1e-5
+    with pytest.raises(ScheduleError, match="only where a condition holds"):
+        s.cache("x", at="i0")
+
+
+def test_loops_that_must_become_vectors_and_do_not_are_an_error() -> None:
+    made = model([node("MatMul", "x z", "y")], {"x": ("float64", ["M", 8]), "z": ("float64", [8, "N"])}, ["y"])
+    with pytest.raises(ScheduleError, match="does not become vectors"):
+        start(made).vectorize("j0").compile()
+
+
+def test_sizes_are_those_of_the_models_dims() -> None:
+    s = start(product_model())
+    with pytest.raises(UnknownNameError, match="no dim n0"):
+        s.check(n0=3)
+    with pytest.raises(InputError, match="no size is given for M"):
+        s.seconds()
+
+
+@pytest.mark.parametrize("seed", range(24))
+def test_random_schedules_compute_their_groups(seed: int) -> None:
+    kind, message = check(seed)
+    assert kind in ("right", "refused"), message
+
+
+# -- programs --------------------------------------------------------------------------------------------------------
+
+
+def two_layers() -> onnx.ModelProto:
+    """Build two products of one structure, and one of another."""
+    v = W[:, :40]
+    nodes = [node("MatMul", "x v", "s"), node("Relu", "s", "t"), node("MatMul", "t u", "p"), node("Relu", "p", "q"),
+             node("MatMul", "q w", "y")]  # fmt: skip
+    return model(nodes, {"x": ("float32", ["M", 40])}, ["y"], {"v": v, "u": -v, "w": W})
+
+
+def test_a_program_uses_a_schedule_for_all_groups_of_its_structure(tmp_path: Path) -> None:
+    made, x = two_layers(), np.random.default_rng(1).standard_normal((9, 40)).astype(np.float32)
+    first, *_ = explore.groups(made)
+    s = first.schedule().tile(i=4, j=8).accumulate(at="j").unroll("i", "j").vectorize("j").parallel("i")
+    s.save(tmp_path / "s.json")
+    program = polydyn.compile(made, schedules=tmp_path / "s.json", threads=1)
+    (entry,) = program.manifest["schedules"]
+    assert entry == s.written.to_json()
+    details = program.explain(M=9).details()
+    assert "a schedule written by hand" in details
+    np.testing.assert_allclose(program(x=x)["y"], polydyn.compile(made, threads=1)(x=x)["y"], rtol=1e-5, atol=1e-4)
+    assert polydyn.compile(made, schedules=s, threads=1).compilations == 0, "a file and an object have one key"
+    again = first.schedule(document.read_file(tmp_path / "s.json")[0])
+    assert again.steps == s.steps
+
+
+def test_a_saved_program_keeps_its_schedule(tmp_path: Path) -> None:
+    made = product_model()
+    program = polydyn.compile(made, schedules=blocked(start(made)), threads=1)
+    program.save(tmp_path / "p.polydyn")
+    x = np.ones((5, 40), np.float32)
+    loaded = polydyn.load(tmp_path / "p.polydyn")
+    assert loaded.manifest["schedules"] == program.manifest["schedules"]
+    np.testing.assert_array_equal(loaded(x=x)["y"], program(x=x)["y"])
+
+
+def test_kernels_of_schedules_are_interpreted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("POLYDYN_VERIFY", "2")
+    made = batches_model()
+    s = start(made).tile(i=(12, 4), j=(64, 32)).accumulate(at="j.1").cache("x", at="i.0").unroll("i", "j")
+    plan_program(made, schedules=[s.vectorize("j").parallel("i0").written])
+
+
+def test_a_schedule_that_fits_no_group_is_refused() -> None:
+    s = blocked(start(product_model()))
+    with pytest.raises(InputError, match="fits no group of this model") as refused:
+        polydyn.compile(two_layers(), schedules=s)
+    assert "groups(model)" in str(refused.value.remedy)
+
+
+def test_schedules_are_for_cpus() -> None:
+    with pytest.raises(UnsupportedError, match="schedules written by hand on cuda:emulated"):
+        polydyn.compile(product_model(), schedules=blocked(start(product_model())), target="cuda:emulated")
+
+
+def test_two_schedules_for_one_group_are_refused() -> None:
+    s = start(product_model())
+    with pytest.raises(ScheduleError, match="two schedules are for one group"):
+        polydyn.compile(product_model(), schedules=[blocked(s), s.parallel("i")])
+
+
+BROKEN = {
+    "text": "nonsense", "list": "[]", "other": '{"format": "x", "version": 1, "schedules": []}',
+    "newer": '{"format": "polydyn schedules", "version": 9, "schedules": []}',
+    "entry": '{"format": "polydyn schedules", "version": 1, "schedules": [{"group": "a"}]}',
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_broken_files_are_refused(name: str, tmp_path: Path) -> None:
+    path = tmp_path / "s.json"
+    path.write_text(BROKEN[name])
+    with pytest.raises(ScheduleError, match=r"s\.json is no file of schedules"):
+        polydyn.compile(product_model(), schedules=path)
+    with pytest.raises(ScheduleError, match="cannot read"):
+        polydyn.compile(product_model(), schedules=tmp_path / "missing.json")
+
+
+@pytest.mark.parametrize(("step", "words"), [
+    (["explode", [], {}], "no step explode"), (["tile", [], {"z": 4}], "no loop z"), (["tile", [4], {}], "tile"),
+    (["unroll", ["i"], {"size": 4}], "unroll"), (["pack", [4096], {}], "pack"),
+])  # fmt: skip
+def test_steps_of_a_file_are_checked(step: list[Any], words: str, tmp_path: Path) -> None:
+    s = blocked(start(product_model()))
+    s.save(tmp_path / "s.json")
+    data = json.loads((tmp_path / "s.json").read_text())
+    data["schedules"][0]["steps"] = [step]
+    (tmp_path / "s.json").write_text(json.dumps(data))
+    with pytest.raises(PolydynError, match=f"the schedule of contract y: .*{words}"):
+        polydyn.compile(product_model(), schedules=tmp_path / "s.json")
+
+
+def test_shipped_schedules_are_used_where_they_fit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = product_model()
+    blocked(start(made)).save(tmp_path / "gelu.json")
+    monkeypatch.setattr(document, "LIBRARY", tmp_path)
+    document.library.cache_clear()
+    try:
+        plan = plan_program(made)
+        assert any("written_" in x.text for x in plan.kernels)
+        off = plan_program(made, options=polydyn.Options(without={"library"}))
+        assert not any("written_" in x.text for x in off.kernels)
+        plan_program(two_layers())  # none fits
+    finally:
+        document.library.cache_clear()
+
+
+def test_shipped_schedules_are_files_of_schedules() -> None:
+    for x in document.library():
+        assert x.measured, f"{x.label} says what it gained"
+
+
+def test_a_group_with_a_schedule_of_its_own_is_refused() -> None:
+    scan = model([node("CumSum", "x a", "y")], {"x": ("float32", ["A", "C"])}, ["y"], {"a": np.array(1)})
+    groups = [g for g in explore.groups(scan) if g.fused.kind == "scan"]
+    assert groups
+    with pytest.raises(UnsupportedError, match="has no schedule to write"):
+        groups[0].schedule()
