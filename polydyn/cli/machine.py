@@ -15,6 +15,7 @@ from polydyn.backends.options import BF16, TF32X3, Options
 from polydyn.cli.parsing import dim_sizes, named_axes
 from polydyn.errors import InputError
 from polydyn.onnx_runtime import FALLBACK
+from polydyn.schedules.handmade.document import read_schedules
 from polydyn.shapes.sizes import Sizes
 
 if TYPE_CHECKING:
@@ -79,6 +80,7 @@ class CompileSettings:
     winograd: int = Options.winograd
     records: str | None = None
     symbols: tuple[tuple[str, tuple[str | None, ...]], ...] = ()
+    schedules: tuple[str, ...] = ()
     no_cache: bool = False
 
     @property
@@ -91,7 +93,7 @@ class CompileSettings:
         """The arguments of ``polydyn.compile`` other than the model and the threads."""
         return {
             "target": self.target, "dims": dict(self.dims), "options": self.options, "records": self.records,
-            "symbols": dict(self.symbols),
+            "symbols": dict(self.symbols), "schedules": read_schedules(self.schedules),
         }  # fmt: skip
 
     def compile(self, model: str) -> Program:
@@ -137,8 +139,8 @@ class CompileSettings:
         if changed or self.target not in ("cpu", program.manifest["target"]):
             raise InputError(
                 f"{path} is already compiled, for {program.manifest['target']}",
-                rule="--dim, --symbol, --without, --records, --strategy, --tf32, --precision, --winograd, --fallback, "
-                "--target are for models",
+                rule="--dim, --symbol, --without, --records, --schedules, --strategy, --tf32, --precision, --winograd, "
+                "--fallback, --target are for models",
                 remedy="leave them out, or give the model",
             )
         return program
@@ -156,6 +158,7 @@ def of_machine(f: Callable[..., Any]) -> Callable[..., Any]:
     wrapped: Callable[..., Any] = command
     for add in (
         option("--records", help="A record file of polydyn tune; it chooses the tiles."),
+        option("--schedules", multiple=True, help="A file of schedules of polydyn.explore; repeatable."),
         option("--fallback", type=click.Choice([FALLBACK]), help="Run unsupported nodes there, with a warning."),
         option("--tf32", is_flag=True, help="On CUDA, float32 products on tensor cores; operands rounded to 10 bits."),
         option(

@@ -18,6 +18,7 @@ from polydyn.jobs.text import Entry, read_text
 from polydyn.measure import TRIALS, Seen
 from polydyn.program_key import Arguments
 from polydyn.runtime.shapes_log import read_log
+from polydyn.schedules.handmade.document import read_schedules
 from polydyn.search.strategies import STRATEGIES
 from polydyn.shapes.sizes import Sizes, SizesLike, sizes_by_name
 
@@ -35,6 +36,7 @@ KEYS = {
     "winograd": "4: 3x3 convolutions in tiles of 4x4 pixels, faster and less exact than 2",
     "fallback": "onnxruntime: unsupported nodes run there",
     "records": "a record file; {name} etc. are replaced as in output",
+    "schedules": "a file of schedules of polydyn.explore, relative to the job file",
     "tune": "true, or {trials: 64, seed: 0, shapes: log.json}: tune into the records first",
     "timeout": "maximum seconds of an attempt",
     "memory": "maximum bytes of an attempt, as in 4G",
@@ -123,7 +125,8 @@ def _job(folder: Path, row: Entry, entries: Mapping[str, Entry], model: Path) ->
         raise row.refusal("the job writes nothing", "add output: a.polydyn, or tune: true with records")
     options = read.options()
     symbols = read("symbols", _axes, {})
-    arguments = Arguments(read.target(options), read("dims", _dims, {}), options, records, symbols)
+    schedules = read("schedules", lambda e: read_schedules(folder / _filled(e, names)), ())
+    arguments = Arguments(read.target(options), read("dims", _dims, {}), options, records, symbols, schedules)
     return Job(
         f"{row.file}:{row.line}", model, output, arguments, read("threads", _count, None), tune,
         read("timeout", _seconds, None), read("memory", _bytes, None), read("retries", _whole, RETRIES),

@@ -10,6 +10,7 @@ from typing import Any
 from polydyn.backends.options import Options
 from polydyn.errors import InputError, UnsupportedError
 from polydyn.program_key import Arguments
+from polydyn.schedules.handmade.document import read_schedules
 from polydyn.session.missing_names import Refusing, missing
 from polydyn.shapes.sizes import Sizes, SizesLike
 
@@ -157,7 +158,10 @@ class SessionOptions(_Entries):
                     remedy="use add_free_dimension_override_by_name",
                 )  # fmt: skip
             dims |= dict.fromkeys(denoted[denotation], sizes)
-        known = {"start", "records", "strategy", "without", "tf32", "target", "fallback", "precision", "winograd"}
+        known = {
+            "start", "records", "schedules", "strategy", "without", "tf32", "target", "fallback", "precision",
+            "winograd",
+        }  # fmt: skip
         values: dict[str, str] = {}
         for key, value in self.entries.items():
             name = key.removeprefix(PREFIX)
@@ -179,7 +183,9 @@ class SessionOptions(_Entries):
         if not side.isdecimal():
             raise InputError(f"polydyn.winograd is {side!r}", remedy="a number of pixels")
         options = Options(without, strategy, tf32, values.get("fallback"), values.get("precision"), int(side))
-        return Arguments(values.get("target", target), dims, options, values.get("records"))
+        schedules = read_schedules(values["schedules"]) if "schedules" in values else ()
+        records = values.get("records")
+        return Arguments(values.get("target", target), dims, options, records, schedules=schedules)
 
 
 class RunOptions(_Entries):

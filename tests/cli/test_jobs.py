@@ -332,7 +332,7 @@ def test_a_worker_killed_while_it_begins_costs_nothing(tmp_path: Path, monkeypat
 
 
 def request_for(folder: Path, **more: Any) -> dict[str, Any]:
-    arguments = {"target": "cpu", "dims": {}, "options": {}, "records": None, "symbols": {}}
+    arguments = {"target": "cpu", "dims": {}, "options": {}, "records": None, "symbols": {}, "schedules": []}
     base = {"step": "compile", "threads": None, "tune": None, "timeout": None, "memory": None}
     return base | {"model": str(folder / "relu.onnx"), "arguments": arguments, "folder": str(folder / "w")} | more
 
