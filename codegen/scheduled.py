@@ -8,12 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import cached_property
 
 from polydyn.codegen.ir import Body, Compare, FlatLoad, If, Store
 from polydyn.codegen.lower import Lowering
 from polydyn.schedules.errors import ScheduleError
-from polydyn.schedules.expr import FromIndex, Load, Value, transform
+from polydyn.schedules.expr import FromIndex, Load, Op, Value, transform
 from polydyn.schedules.expr import loads as loads_of
+from polydyn.schedules.group.polyhedra import padded_read, reads
 from polydyn.schedules.index import ZERO, Index, product
 from polydyn.schedules.model import Statement
 from polydyn.schedules.tree.names import Meets
@@ -148,6 +150,8 @@ class Instances:
         env = self._env(name, at)
         if isinstance(v, FromIndex):
             return replace(v, index=v.index.subs(env))
+        if isinstance(v, Op) and v.name == "where" and isinstance(v.args[1], FlatLoad):
+            return v.args[1] if v.args[1].buffer in self._copies else v  # the copy holds what padding gives
         if not isinstance(v, Load):
             return v
         met = self._buffer(name, v.buffer, Meets.READS, Meets.UPDATES)
@@ -185,12 +189,32 @@ class Instances:
         s = next(x for x in self.group.epilogues if x.value.dtype == dtype)
         return s.array, self._address(s.array, s.index, self._env(name, at))
 
-    def _operand(self, name: str, into: Buffer, at: Mapping[str, Index]) -> FlatLoad:
+    @cached_property
+    def _copies(self) -> frozenset[str]:
+        """The buffers that copies of elements of memory are in."""
+        written = {f.buffer: f.statement for f in self.schedule.flow if f.meets is Meets.WRITES}
+        own = {s.name for s in self.group.statements}
+        return frozenset(b for b, n in written.items() if n not in own and b not in self._memory())
+
+    def _operand(self, name: str, into: Buffer, at: Mapping[str, Index]) -> Value:
+        """Return the element that a copy reads, or the choice between it and the value of a padding."""
         reader = self._reader(into.name)
+        if choice := padded_read(reader, into.array):
+            return transform(choice, lambda v: self._element(name, v, at))
+        if any(x.guarded for x in reads(reader) if x.access.array == into.array):
+            reason = f"{reader.name} reads {into.array} only where a condition holds"
+            raise ScheduleError(reason, tensor=into.array, rule="copies of padded reads")
         for x in loads_of(reader.value):
             if x.buffer == into.array and self.schedule.holding([into], self._axes(reader.name, x)):
                 return FlatLoad(x.dtype, x.buffer, self._address(x.buffer, x.index, self._env(name, at)))
         raise ScheduleError(f"{reader.name} does not read {into.array} along {into.axes}", tensor=into.array)
+
+    def _element(self, name: str, v: Value, at: Mapping[str, Index]) -> Value:
+        """Return a part of a value with elements in memory."""
+        env = self._env(name, at)
+        if isinstance(v, FromIndex):
+            return replace(v, index=v.index.subs(env))
+        return FlatLoad(v.dtype, v.buffer, self._address(v.buffer, v.index, env)) if isinstance(v, Load) else v
 
     def _reader(self, buffer: str) -> Statement:
         """Return the statement of the group that a chain of copies serves."""

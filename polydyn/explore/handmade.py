@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -103,12 +103,14 @@ class Schedule:
         """
         return self._step(Step.of("accumulate", at=self._loop(at)))
 
-    def cache(self, tensor: str, *, at: str) -> Schedule:
-        """Copy the elements of ``tensor`` that one step of loop ``at`` reads into a buffer, in the order of its loops.
+    def cache(self, tensor: str, *, at: str, order: Sequence[str] = ()) -> Schedule:
+        """Copy the elements of ``tensor`` that one step of loop ``at`` reads into a buffer.
 
+        ``order``: the axes of the buffer, the contiguous one last. A copy of a padded image holds the padding too.
         Halide: in().compute_at; TVM: cache_read.
         """
-        return self._step(Step.of("cache", self._array(tensor), at=self._loop(at)))
+        named = {"order": tuple(map(self._axis, order))} if order else {}
+        return self._step(Step.of("cache", self._array(tensor), at=self._loop(at), **named))
 
     def store(self, tensor: str, *, at: str) -> Schedule:
         """Keep a tensor that exists only inside the group (``l0`` and so on) in a buffer, for one step of loop ``at``.

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import islpy as isl
 
 from polydyn.schedules.errors import ScheduleError
-from polydyn.schedules.expr import Load, Op, Value, children, indices
+from polydyn.schedules.expr import Const, Load, Op, Value, children, indices, loads, walk
 from polydyn.schedules.index import Atom, Index
 from polydyn.schedules.isl_util import Condition, Frame, at_least, between, frame, param_set, union_maps, union_sets
 from polydyn.schedules.model import Access, Group, Statement
@@ -36,6 +36,19 @@ def reads(statement: Statement) -> tuple[Read, ...]:
 def read_accesses(statement: Statement) -> tuple[Access, ...]:
     """Return ``reads`` without the guards."""
     return tuple(r.access for r in reads(statement))
+
+
+def padded_read(statement: Statement, array: str) -> Op | None:
+    """Return the only read of an array if it is ``where(condition, element, constant)``, as of a padded image.
+
+    None: it is read elsewhere too, in another way, or under a condition that reads an array.
+    """
+    choices = [v for v in walk(statement.value) if isinstance(v, Op) and v.name == "where"]
+    mine = [v for v in choices if isinstance(v.args[1], Load) and v.args[1].buffer == array]
+    every = [x for x in loads(statement.value) if x.buffer == array]
+    if len(mine) != 1 or len(every) != 1 or any(loads(mine[0].args[0])) or not isinstance(mine[0].args[2], Const):
+        return None
+    return mine[0]
 
 
 def _access(array: str, index: tuple[Index, ...]) -> Access:

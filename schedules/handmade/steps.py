@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from polydyn.schedules.errors import LegalityError, ScheduleError
-from polydyn.schedules.group.polyhedra import read_accesses, reads
+from polydyn.schedules.group.polyhedra import padded_read, read_accesses, reads
 from polydyn.schedules.handmade.draft import Draft
 from polydyn.schedules.proof.prove import prove
 from polydyn.schedules.tree.buffers import accumulate, carry, keep, promote
@@ -206,31 +206,38 @@ def accumulated(draft: Draft, at: str) -> Draft:
     return replace(draft, scheduled=t)
 
 
-def cached(draft: Draft, tensor: str, at: str) -> Draft:
+def cached(draft: Draft, tensor: str, at: str, order: Sequence[str] = ()) -> Draft:
     """Copy what one step of a loop reads of a tensor into a buffer."""
     t, below = draft.scheduled, draft.loop(at, OUTER)
-    readers = [s.name for s in t.group.statements if any(x.array == tensor for x in read_accesses(s))]
+    readers = [s for s in t.group.statements if any(x.array == tensor for x in read_accesses(s))]
     if not readers:
         raise ScheduleError(f"no statement reads {tensor}", tensor=tensor, rule="cache", remedy=_arrays(draft))
-    if any(x.guarded for n in readers for x in reads(t.group.statement(n)) if x.access.array == tensor):
+    guarded = any(x.guarded for s in readers for x in reads(s) if x.access.array == tensor)
+    if guarded and (len(readers) > 1 or padded_read(readers[0], tensor) is None):
         reason = f"{tensor} is read only where a condition holds, which a copy would not ask"
         raise ScheduleError(reason, tensor=tensor, rule="cache", remedy="leave its elements where they are")
-    axes = _axes_of(draft, readers[0], tensor)
+    first, copy = readers[0].name, f"COPY_{tensor}"
+    axes = _axes_of(draft, first, tensor)
     if not axes:
-        raise ScheduleError(f"{readers[0]} reads {tensor} along no axis", tensor=tensor, rule="cache")
-    order = draft.order(readers[0])
-    if below not in order:
-        raise ScheduleError(f"{at} is not a loop of {readers[0]}, which reads {tensor}", tensor=tensor, rule="cache")
-    fixed = set(order[: order.index(below) + 1])
-    free = [d.name for axis in axes for d, k in zip(t.map.axes[axis], draft.axes[axis], strict=True) if k not in fixed]
-    copy = f"COPY_{tensor}"
+        raise ScheduleError(f"{first} reads {tensor} along no axis", tensor=tensor, rule="cache")
     if copy in t.map.views:
         raise ScheduleError(f"{tensor} is copied already", tensor=tensor, rule="cache")
+    if order and sorted(order) != sorted(axes):
+        remedy = f"an order of {', '.join(axes)}"
+        raise ScheduleError(f"{first} does not read {tensor} along {', '.join(order)}", tensor=tensor, rule="cache",
+                            remedy=remedy)  # fmt: skip
+    around = draft.order(first)
+    if below not in around:
+        raise ScheduleError(f"{at} is not a loop of {first}, which reads {tensor}", tensor=tensor, rule="cache")
+    fixed, ordered = set(around[: around.index(below) + 1]), tuple(order) or axes
+    free = [d.name for x in ordered for d, k in zip(t.map.axes[x], draft.axes[x], strict=True) if k not in fixed]
     loops: dict[Coord, Sequence[str]] = {Coord(f"a_{x}"): (x,) for x in free}
-    t = promote(t, tensor, axes[0], copy, f"{tensor}_copy", below, readers, loops)
+    t = promote(t, tensor, axes[0], copy, f"{tensor}_copy", below, [s.name for s in readers], loops)
+    moved = tuple(replace(x, axes=ordered) if x.name == f"{tensor}_copy" else x for x in t.buffers)
     for axis in axes:
-        t = clip(t, axis, copy) if len(t.map.axes[axis]) > 1 else t
-    return replace(draft, scheduled=t)
+        cut = len(t.map.axes[axis]) > 1 or t.map.has_empty_step(axis)
+        t = clip(t, axis, copy) if cut else t
+    return replace(draft, scheduled=replace(t, buffers=moved))
 
 
 def _axes_of(draft: Draft, reader: str, tensor: str) -> tuple[str, ...]:

@@ -136,6 +136,7 @@ WRONG: dict[str, tuple[Any, type[PolydynError], str]] = {
     "parallel twice": (lambda s: s.parallel("i").parallel("i"), ScheduleError, "already"),
     "no tensor": (lambda s: s.cache("q", at="i"), UnknownNameError, "no tensor q"),
     "copied twice": (lambda s: s.cache("x", at="i").cache("x", at="i"), ScheduleError, "already"),
+    "no such order": (lambda s: s.cache("x", at="i", order=("i", "j")), ScheduleError, "does not read"),
     "result": (lambda s: s.cache("y", at="i"), ScheduleError, "no statement reads"),
     "not inside": (lambda s: s.store("w", at="i"), ScheduleError, "not a tensor inside"),
     "no reduction inside": (lambda s: s.accumulate(at="k"), ScheduleError, "no loop of the reduction"),
@@ -158,11 +159,26 @@ def test_what_does_not_fit_is_refused_by_name(name: str) -> None:
     assert refused.value.rule
 
 
-def test_a_copy_does_not_read_what_padding_leaves_out() -> None:
+def window_model() -> onnx.ModelProto:
     inputs = {"x": ("float32", ["N", 4, "H", "W"])}
-    window = model([node("Conv", "x w", "y", pads=[1, 1, 1, 1])], inputs, ["y"], {"w": np.ones((8, 4, 3, 3), "f")})
-    s = start(window)
-    assert s.check(N=1, H=5, W=6) < 1e-5
+    weights = np.random.default_rng(3).standard_normal((8, 4, 3, 3)).astype(np.float32)
+    return model([node("Conv", "x w", "y", pads=[1, 1, 1, 1])], inputs, ["y"], {"w": weights})
+
+
+@pytest.mark.parametrize("order", [(), ("i0", "i2", "j", "j1", "j2", "k")])
+def test_a_copy_of_a_padded_image_holds_the_padding(order: tuple[str, ...]) -> None:
+    s = start(window_model()).tile(j=4).accumulate(at="j").cache("x", at="j.0" if order else "i2", order=order)
+    assert "a0_copy" in s.compile("cpu:avx2").text
+    for h, w in ((1, 1), (5, 6), (3, 9)):
+        assert s.check(N=2, H=h, W=w) < 1e-5
+
+
+def test_what_several_conditions_guard_is_not_copied() -> None:
+    nodes = [node("Pad", "x p", "s"), node("Pad", "x q", "t"), node("Mul", "s t", "y")]
+    pads = {"p": np.array([1, 0]), "q": np.array([0, 1])}
+    (group,) = explore.groups(model(nodes, {"x": ("float32", ["A"])}, ["y"], pads))
+    s = group.schedule()
+    assert s.check(A=5) < 1e-5
     with pytest.raises(ScheduleError, match="only where a condition holds"):
         s.cache("x", at="i0")
 
