@@ -38,10 +38,13 @@ from polydyn.schedules.handmade.document import Source, Written, file_text, read
 from polydyn.schedules.handmade.draft import Draft
 from polydyn.schedules.handmade.steps import STEPS, Sizes, Step, apply
 from polydyn.schedules.names import given_back
+from polydyn.schedules.tree.loops import rename
+from polydyn.schedules.tree.names import Coord
 from polydyn.schedules.tree.nodes import show as show_tree
 from polydyn.schedules.tree.scheduled import Scheduled, flat
 
 if TYPE_CHECKING:
+    from polydyn.explore.pictures.sheet import Picture
     from polydyn.explore.schedules import Group
 
 
@@ -219,10 +222,22 @@ class Schedule:
         """The tree as text, in the names of steps."""
         return in_names_of_steps(self.draft, show_tree(flat(self.scheduled.tree)))
 
-    def _repr_html_(self) -> str:
-        from polydyn.explore.pictures import trees
+    def picture(self, before: Schedule | None = None, title: str = "") -> Picture:
+        """Draw the tree, in the names of steps; with ``before`` next to that of an earlier schedule."""
+        from polydyn.explore.pictures import trees  # loads the pictures
 
-        return trees.tree(self.scheduled, self.group.label)._repr_html_()
+        if before is None:
+            return trees.tree(self._named, title or self.group.label)
+        return trees.change(before._named, self._named, title)
+
+    @property
+    def _named(self) -> Scheduled:
+        names = {k: Coord(n) for k, n in self.draft.names.items()}
+        t = rename(self.scheduled, self.scheduled.map.views, {k: n for k, n in names.items() if k != n})
+        return replace(t, parallel=tuple((of, tuple(names[k] for k in loops)) for of, loops in t.parallel))
+
+    def _repr_html_(self) -> str:
+        return self.picture()._repr_html_()
 
     @property
     def written(self) -> Written:

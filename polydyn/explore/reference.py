@@ -16,14 +16,15 @@ from polydyn.schedules.expr import FLOATS, OPS, REDUCTIONS, Load, Value, loads, 
 from polydyn.schedules.model import Group, Statement
 
 Arrays = dict[str, npt.NDArray[Any]]
-MOST_POINTS = 1 << 26
-"""Maximum instances of a statement; all of them are in memory at once."""
+MOST_POINTS = 1 << 24
+"""Maximum instances of a statement that are in memory at once."""
 
 
 def reference(group: Group, sizes: Mapping[str, int], inputs: Mapping[str, npt.NDArray[Any]]) -> Arrays:
     """Return the outputs of a group as flat arrays in memory order; elements that no statement writes are 0.
 
-    ``sizes``: the group's parameters; ``inputs``: flat arrays. UnsupportedError: a statement has too many instances.
+    ``sizes``: the group's parameters; ``inputs``: flat arrays. UnsupportedError: a statement has too many instances for
+    one value of its first iterator.
     """
     memory: Arrays = dict(inputs)
     for n, a in group.arrays.items():
@@ -48,23 +49,40 @@ def elements(group: Group, array: str, sizes: Mapping[str, int]) -> int:
     return last + 1
 
 
-def _iterators(s: Statement, extents: Sequence[int]) -> dict[str, Any]:
-    """Return the values of a statement's iterators, each along its own axis."""
+def _iterators(s: Statement, extents: Sequence[int], rows: range | None = None) -> dict[str, Any]:
+    """Return the values of a statement's iterators, each along its own axis. ``rows``: those of the first one."""
     rank = len(extents)
-    return {x: np.arange(n).reshape([-1 if k == axis else 1 for k in range(rank)])
-            for axis, (x, n) in enumerate(zip(s.iterators, extents, strict=True))}  # fmt: skip
+    values = {x: np.arange(n).reshape([-1 if k == axis else 1 for k in range(rank)])
+              for axis, (x, n) in enumerate(zip(s.iterators, extents, strict=True))}  # fmt: skip
+    if rows is not None:
+        values[s.iterators[0]] = np.arange(rows.start, rows.stop).reshape([-1] + [1] * (rank - 1))
+    return values
 
 
 def _execute(group: Group, s: Statement, sizes: Mapping[str, int], memory: Arrays) -> None:
+    """Execute a statement, in parts of its first iterator if it has many instances."""
     extents = [e.evaluate(sizes) for _, e in s.iters]
-    if prod(extents) > MOST_POINTS:
-        raise UnsupportedError(
-            f"{s.name} has {prod(extents)} instances, more than {MOST_POINTS}",
-            node=s.name, rule="the reference holds all instances", remedy="take smaller sizes",
-        )  # fmt: skip
     if not all(extents):
         return
-    env = _iterators(s, extents) | dict(sizes)
+    row = prod(extents[1:])
+    if not extents or prod(extents) <= MOST_POINTS:
+        _execute_part(group, s, sizes, memory, extents, None)
+        return
+    if row > MOST_POINTS or all(s.iterators[0] not in i.symbols() for i in s.index):
+        raise UnsupportedError(
+            f"{s.name} has {prod(extents)} instances, {row} for each {s.iterators[0]}; at most {MOST_POINTS} fit",
+            node=s.name, rule="the reference holds the instances of a row", remedy="take smaller sizes",
+        )  # fmt: skip
+    step = MOST_POINTS // row
+    for first in range(0, extents[0], step):
+        rows = range(first, min(extents[0], first + step))
+        _execute_part(group, s, sizes, memory, [len(rows), *extents[1:]], rows)
+
+
+def _execute_part(
+    group: Group, s: Statement, sizes: Mapping[str, int], memory: Arrays, extents: Sequence[int], rows: range | None
+) -> None:
+    env = _iterators(s, extents, rows) | dict(sizes)
 
     def flat(v: Value) -> Value:
         if not isinstance(v, Load):

@@ -1,4 +1,4 @@
-"""docs/exploring.md: its scripts run and make the pictures that are stored with it.
+"""docs/exploring.md and docs/writing-schedules.md: their scripts run and make the pictures that are stored with them.
 
 ``pytest tests/program/test_exploring_page.py --update-golden`` draws them again.
 """
@@ -14,8 +14,8 @@ import pytest
 
 from tests.support.paths import ROOT
 
-PAGE = ROOT / "docs" / "exploring.md"
-MAX_PICTURE_BYTES = 250_000
+PAGES = {n: ROOT / "docs" / f"{n}.md" for n in ("exploring", "writing-schedules")}
+MAX_PICTURE_BYTES = 300_000
 """Maximum size of all stored pictures together."""
 
 
@@ -23,26 +23,28 @@ def title(path: Path) -> str:
     return ElementTree.fromstring(path.read_text()).get("aria-label") or ""
 
 
+@pytest.mark.parametrize("page", PAGES)
 def test_the_scripts_draw_the_pictures_of_the_page(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+    page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
 ) -> None:
-    text = PAGE.read_text()
-    drawn = re.findall(r'\.save\("docs/pictures/(\w+\.svg)"\)', text)
-    assert set(re.findall(r"\]\(pictures/(\w+\.svg)\)", text)) == set(drawn)
+    text = PAGES[page].read_text()
     (tmp_path / "docs" / "pictures").mkdir(parents=True)
     (tmp_path / "tests").symlink_to(ROOT / "tests")
     monkeypatch.chdir(tmp_path)
     scope: dict[str, object] = {}
     for block in re.findall(r"```python\n(.*?)```", text, re.DOTALL):
-        exec(compile(block, PAGE.name, "exec"), scope)
-    for name in drawn:
-        stored = ROOT / "docs" / "pictures" / name
+        exec(compile(block, f"{page}.md", "exec"), scope)
+    drawn = sorted((tmp_path / "docs" / "pictures").glob("*.svg"))
+    assert set(re.findall(r"\]\(pictures/(\w+\.svg)\)", text)) == {p.name for p in drawn}
+    for path in drawn:
+        stored = ROOT / "docs" / "pictures" / path.name
         if request.config.getoption("--update-golden"):
-            shutil.copyfile(tmp_path / "docs" / "pictures" / name, stored)
-        assert title(stored) == title(tmp_path / "docs" / "pictures" / name), "run this file with --update-golden"
+            shutil.copyfile(path, stored)
+        assert title(stored) == title(path), "run this file with --update-golden"
 
 
 def test_stored_pictures_are_small_and_used() -> None:
     stored = sorted((ROOT / "docs" / "pictures").glob("*.svg"))
-    assert all(f"pictures/{p.name}" in PAGE.read_text() for p in stored)
+    texts = [page.read_text() for page in PAGES.values()]
+    assert all(any(f"pictures/{p.name}" in text for text in texts) for p in stored)
     assert 0 < sum(p.stat().st_size for p in stored) < MAX_PICTURE_BYTES
