@@ -23,6 +23,7 @@ import numpy.typing as npt
 from polydyn.build.cache import replacing
 from polydyn.errors import InputError, UnknownNameError
 from polydyn.explore.compiled import Compiled, cpu_of
+from polydyn.explore.search import Found, search
 from polydyn.lowering.handmade import (
     PACK,
     PlainForm,
@@ -296,6 +297,15 @@ class Schedule:
         """Return the median time of a launch on one thread, in seconds. ``dims`` as for ``check``."""
         return self._compiled.seconds(repeat, **self.sizes(**dims))
 
+    def search(
+        self, sizes: Sequence[Mapping[str, int]], trials: int = 32, seed: int = 0, weights: Sequence[float] = ()
+    ) -> Found:
+        """Time this schedule with other numbers in its steps: tile sizes, the order of two loops, unroll factors.
+
+        ``sizes``: sizes of the model's dims, as in ``[{"L": 8}, {"L": 128}]``. Details: ``polydyn.explore.search``.
+        """
+        return search(self, sizes, trials, seed, weights)
+
     def gain(self, repeat: int = 40, **dims: int) -> float:
         """Return the time of the default kernel over that of the schedule, from calls that alternate."""
         default, own = self.group.compiled(), self.sizes(**dims)
@@ -316,12 +326,16 @@ def start(group: Group) -> Schedule:
 
 def rebuilt(group: Group, written: Written) -> Schedule:
     """Return the schedule of a group from its data. InputError: it was written for another group."""
-    s = start(group)
-    if s.written.group != written.group:
+    if start(group).written.group != written.group:
         raise InputError(f"the schedule of {written.label} does not fit {group.label}", rule="schedules")
-    for name, arguments, named in written.steps:
-        step = Step(name, arguments, named)
-        s = s.pack(*arguments) if name == PACK else s._step(step)
+    return with_steps(group, [Step(*x) for x in written.steps])
+
+
+def with_steps(group: Group, steps: Sequence[Step]) -> Schedule:
+    """Return the schedule of a group after steps. Errors as for the steps."""
+    s = start(group)
+    for step in steps:
+        s = s.pack(*step.arguments) if step.name == PACK else s._step(step)
     return s
 
 

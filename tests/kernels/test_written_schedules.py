@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from polydyn.compiler import plan_program
 from polydyn.errors import InputError, LegalityError, PolydynError, ScheduleError, UnknownNameError, UnsupportedError
 from polydyn.explore import Schedule
 from polydyn.explore.compiled import cpu_of
+from polydyn.explore.search import search
 from polydyn.jobs.spec import read_jobs
 from polydyn.program_key import Arguments
 from polydyn.schedules.handmade import document
@@ -201,6 +203,32 @@ def test_sizes_are_those_of_the_models_dims() -> None:
 def test_random_schedules_compute_their_groups(seed: int) -> None:
     kind, message = check(seed)
     assert kind in ("right", "refused"), message
+
+
+# -- searches --------------------------------------------------------------------------------------------------------
+
+
+def test_a_search_finds_other_numbers_and_is_reproducible() -> None:
+    s = start(product_model()).tile(i=2, j=8).reorder("j.0", "i.0").accumulate(at="i.0").unroll("i", "j").parallel("j")
+
+    def time(x: Schedule, dims: Mapping[str, int]) -> float:
+        tile = dict(x.steps[0].named)
+        return 1.0 + abs(tile["i"] - 5) + abs(tile["j"] - 16) + (x.steps[1].arguments[0] == "j.0")
+
+    found = search(s, [{"M": 8}, {"M": 64}], trials=40, seed=1, time=time)
+    assert str(found.trials[0][0]) == str(s), "the schedule itself comes first"
+    assert found.candidates > 100 and found.best.steps[0].named == (("i", 5), ("j", 16))
+    assert found.best.steps[1].arguments == ("j.0", "i.0") and found.refused, "the steps after it fit one order only"
+    again = search(s, [{"M": 8}, {"M": 64}], trials=40, seed=1, time=time)
+    assert [str(x) for x, _ in again.trials] == [str(x) for x, _ in found.trials]
+
+
+def test_a_search_measures_and_needs_sizes() -> None:
+    s = start(product_model()).tile(j=8).accumulate(at="j").parallel("i")
+    found = s.search([{"M": 16}], trials=4)
+    assert len(found.trials) + found.refused >= 4 and found.best.check(M=7) < 1e-5
+    with pytest.raises(InputError, match="0 weights for 0 sizes"):
+        s.search([])
 
 
 # -- programs --------------------------------------------------------------------------------------------------------
