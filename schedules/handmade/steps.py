@@ -82,6 +82,9 @@ def tiled(draft: Draft, **sizes: Sizes) -> Draft:
         loop = draft.loop(axis)
         if draft.names[loop] not in draft.axes:
             raise ScheduleError(f"{axis} is a loop of a tiled axis", dim=axis, rule="tile", remedy="tile(i=(64, 8))")
+        if loop in draft.unrolled or loop in draft.vectors:
+            what = "unrolled" if loop in draft.unrolled else "in vectors"
+            raise ScheduleError(f"{axis} is {what} already", dim=axis, rule="tile", remedy="tile it first")
         levels = _levels(axis, size)
         t = tile(t, axis, *levels)
         cut = {x.statement for x in t.clips if x.axis == axis}
