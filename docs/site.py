@@ -10,10 +10,7 @@ notebooks are not executed.
 from __future__ import annotations
 
 import argparse
-import ast
-import contextlib
 import inspect
-import io
 import json
 import os
 import re
@@ -27,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from polydyn.errors import PolydynError
+from polydyn.testing.notebooks import run_cell
 
 ROOT = Path(__file__).resolve().parent.parent
 FIRST = ["quickstart", "concepts", "comparison"]
@@ -143,22 +141,17 @@ def _notebook(path: Path, execute: bool) -> Iterator[str]:
                 continue
             yield f"```python\n{text}\n```\n"
             if execute:
-                yield from _shown(text, scope)
+                yield from _shown(cell, scope, path.name)
     finally:
         os.chdir(before)
 
 
-def _shown(text: str, scope: dict[str, Any]) -> Iterator[str]:
-    tree, out, value = ast.parse(text), io.StringIO(), None
-    last = tree.body.pop() if tree.body and isinstance(tree.body[-1], ast.Expr) else None
-    with contextlib.redirect_stdout(out):
-        exec(compile(tree, "<cell>", "exec"), scope)
-        if isinstance(last, ast.Expr):
-            value = eval(compile(ast.Expression(last.value), "<cell>", "eval"), scope)
-    if out.getvalue().strip():
-        yield f"```\n{out.getvalue().rstrip()}\n```\n"
-    if hasattr(value, "_repr_html_"):
-        yield f"<div>{value._repr_html_()}</div>\n".replace("\n\n", "\n")
+def _shown(cell: dict[str, Any], scope: dict[str, Any], name: str) -> Iterator[str]:
+    shown = run_cell(cell, scope, name)
+    if shown.printed.strip():
+        yield f"```\n{shown.printed.rstrip()}\n```\n"
+    if hasattr(shown.value, "_repr_html_"):
+        yield f"<div>{shown.value._repr_html_()}</div>\n".replace("\n\n", "\n")
 
 
 def _reference_page(module: str) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
@@ -18,10 +18,12 @@ from polydyn.build.cache import open_library
 from polydyn.build.compiler import build_library
 from polydyn.codegen.cpu.target import CpuTarget, leaf_headers
 from polydyn.codegen.kernel import Kernel
-from polydyn.errors import UnsupportedError
+from polydyn.errors import InputError, UnknownNameError, UnsupportedError
 from polydyn.explore.checks import Checked, check_sizes, draw
 from polydyn.gpu.targets import is_cuda
 from polydyn.schedules import model as polyhedral
+from polydyn.schedules.index import Index
+from polydyn.schedules.names import given_back
 
 
 def cpu_of(target: str) -> Cpu:
@@ -32,6 +34,21 @@ def cpu_of(target: str) -> Cpu:
             remedy="group.cuda(t) generates the CUDA kernel of a schedule and runs it in the emulation",
         )  # fmt: skip
     return Cpu(target, Options())
+
+
+def parameters(params: Mapping[str, Index], dims: Mapping[str, int]) -> dict[str, int]:
+    """Return a group's parameters (``n0`` and so on) for sizes of the model's dims.
+
+    UnknownNameError: the group has no such dim. InputError: a dim has no size.
+    """
+    known = {given_back(x): x for e in params.values() for x in sorted(e.symbols())}
+    for name in dims.keys() - known.keys():
+        has = ", ".join(known) or "none"
+        raise UnknownNameError(f"the group has no dim {name}", dim=name, rule="schedules", remedy=f"it has {has}")
+    for name in known.keys() - dims.keys():
+        raise InputError(f"no size is given for {name}", dim=name, rule="schedules", remedy=f"{name}=8")
+    symbols = {known[n]: size for n, size in dims.items()}
+    return {n: e.evaluate(symbols) for n, e in params.items()}
 
 
 @dataclass(frozen=True)
@@ -51,7 +68,7 @@ class _Call:
 class Compiled(Checked):
     """A compiled kernel of one group. ``text``: its C; ``notes``: the decisions of its code generator.
 
-    ``packed``: constants in the kernel's layout, by array.
+    ``packed``: constants in the kernel's layout, by array. ``params``: the group's parameters over the model's dims.
     """
 
     group: polyhedral.Group
@@ -59,6 +76,11 @@ class Compiled(Checked):
     processor: CpuTarget
     target: str
     packed: Mapping[str, npt.NDArray[Any]] | None = None
+    params: Mapping[str, Index] = field(default_factory=dict)
+
+    def sizes(self, **dims: int) -> dict[str, int]:
+        """Return the group's parameters for sizes of the model's dims. Errors as for ``parameters``."""
+        return parameters(self.params, dims)
 
     @property
     def text(self) -> str:

@@ -22,7 +22,7 @@ import numpy.typing as npt
 
 from polydyn.build.cache import replacing
 from polydyn.errors import InputError, UnknownNameError
-from polydyn.explore.compiled import Compiled, cpu_of
+from polydyn.explore.compiled import Compiled, cpu_of, parameters
 from polydyn.explore.search import Found, search
 from polydyn.lowering.handmade import (
     PACK,
@@ -255,7 +255,8 @@ class Schedule:
         """Return the kernel of the schedule on a CPU. ScheduleError: a loop that must become vectors does not."""
         cpu = cpu_of(target)
         kernel = written_kernel("written", self.draft, cpu.processor)
-        return Compiled(self.form.lowered.group, kernel, cpu.processor, target, self._packed)
+        lowered = self.form.lowered
+        return Compiled(lowered.group, kernel, cpu.processor, target, self._packed, lowered.params)
 
     @cached_property
     def _packed(self) -> Mapping[str, npt.NDArray[Any]]:
@@ -267,24 +268,18 @@ class Schedule:
     def _compiled(self) -> Compiled:
         return self.compile()
 
-    @cached_property
-    def dims(self) -> dict[str, str]:
-        """Dim of the model -> the symbol of the compiler."""
-        return {given_back(x): x for e in self.form.lowered.params.values() for x in sorted(e.symbols())}
+    @property
+    def dims(self) -> tuple[str, ...]:
+        """The dims of the model that the group depends on."""
+        every = self.form.lowered.params.values()
+        return tuple(dict.fromkeys(given_back(x) for e in every for x in sorted(e.symbols())))
 
     def sizes(self, **dims: int) -> dict[str, int]:
         """Return the group's parameters (``n0`` and so on) for sizes of the model's dims.
 
         UnknownNameError: the group has no such dim. InputError: a dim has no size.
         """
-        known = self.dims
-        for name in dims.keys() - known.keys():
-            has = ", ".join(known) or "none"
-            raise UnknownNameError(f"the group has no dim {name}", dim=name, rule="schedules", remedy=f"it has {has}")
-        for name in known.keys() - dims.keys():
-            raise InputError(f"no size is given for {name}", dim=name, rule="schedules", remedy=f"{name}=8")
-        symbols = {known[n]: size for n, size in dims.items()}
-        return {n: e.evaluate(symbols) for n, e in self.form.lowered.params.items()}
+        return parameters(self.form.lowered.params, dims)
 
     def check(self, seed: int = 0, **dims: int) -> float:
         """Return the maximum difference from the reference on random inputs, relative to the largest element.
@@ -308,8 +303,8 @@ class Schedule:
 
     def gain(self, repeat: int = 40, **dims: int) -> float:
         """Return the time of the default kernel over that of the schedule, from calls that alternate."""
-        default, own = self.group.compiled(), self.sizes(**dims)
-        theirs = {n: own[n] for n in default.group.params}
+        default = self.group.compiled()
+        theirs, own = default.sizes(**dims), self.sizes(**dims)
         times = ((default.seconds(10, **theirs), self._compiled.seconds(10, **own)) for _ in range(-(-repeat // 10)))
         return float(np.median([before / after for before, after in times]))
 

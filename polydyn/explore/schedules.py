@@ -116,7 +116,7 @@ class Group:
         prove(t)
         processor = cpu_of(target).processor
         kernel = ScheduledKernel("explored", t, processor, sizes).build()
-        return Compiled(self.polyhedral, kernel, processor, target)
+        return Compiled(self.polyhedral, kernel, processor, target, None, self.lowered.params)
 
     def cuda(self, t: Scheduled, sizes: Mapping[str, int] | None = None) -> CompiledCuda:
         """Generate the CUDA kernel of a schedule of this group, exactly as in the tree: tasks are blocks, units
@@ -138,7 +138,8 @@ class Group:
         packs, constants = placed.lowered.packs, self.plan.graph.constants
         arrays = {a: pack(packs[b], constants) for a, b in placed.lowered.buffers.items() if b in packs}
         packed = {a: np.ascontiguousarray(x).reshape(-1) for a, x in arrays.items()}
-        return Compiled(placed.lowered.group, placed.kernels[0], cpu.processor, target, packed)
+        params = {n: placed.lowered.params[n] for n in placed.lowered.group.params}
+        return Compiled(placed.lowered.group, placed.kernels[0], cpu.processor, target, packed, params)
 
 
 def groups(

@@ -132,7 +132,7 @@ WRONG: dict[str, tuple[Any, type[PolydynError], str]] = {
     "no size": (lambda s: s.tile(), ScheduleError, "no axis"),
     "twice": (lambda s: s.tile(i=4).tile(i=2), ScheduleError, "has the loops i.0, i.1"),
     "unrolled": (lambda s: s.unroll("j", factor=2).tile(j=4), ScheduleError, "unrolled already"),
-    "in vectors": (lambda s: s.accumulate(at="i").vectorize("j").tile(j=4), ScheduleError, "in vectors already"),
+    "in vectors": (lambda s: s.reorder("k", "j").vectorize("j").tile(j=4), ScheduleError, "in vectors already"),
     "of two loops": (lambda s: s.tile(i=4).reorder("i", "j"), ScheduleError, "has the loops i.0, i.1"),
     "one loop twice": (lambda s: s.reorder("i", "i"), ScheduleError, "twice"),
     "reduction": (lambda s: s.reorder("k", "i").parallel("k"), ScheduleError, "runs a reduction"),
