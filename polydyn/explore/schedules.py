@@ -39,6 +39,7 @@ from polydyn.schedules import model as polyhedral
 from polydyn.schedules.group.dependence import analyse
 from polydyn.schedules.group.polyhedra import context
 from polydyn.schedules.handmade.document import Written
+from polydyn.schedules.handmade.draft import start as begin
 from polydyn.schedules.proof.prove import prove
 from polydyn.schedules.show import show_choice, show_group
 from polydyn.schedules.solution.patterns import Choice, choose
@@ -46,7 +47,7 @@ from polydyn.schedules.solution.schedule import schedule_contract, schedule_nest
 from polydyn.schedules.tiling import Roles
 from polydyn.schedules.tree.nodes import show as show_tree
 from polydyn.schedules.tree.scheduled import Scheduled, flat
-from polydyn.schedules.tree.strategies import nest, start_product
+from polydyn.schedules.tree.strategies import nest
 from polydyn.shapes.sizes import Dims
 
 
@@ -96,7 +97,7 @@ class Group:
         dependences = analyse(group, positive=False).under(context(group))
         if self.roles is not None:
             roles, _ = schedule_contract(group, self.roles, dependences)
-            return start_product(group, roles)
+            return begin(group, roles, None).scheduled
         schedule = schedule_nest(group, dependences)
         return nest(group, schedule.band, schedule.phases, tiled=False)
 

@@ -93,6 +93,7 @@ def check_map(t: Scheduled) -> None:
             _check_loop(t, n, loop)
     _check_copies(t)
     _check_sent(t)
+    _check_carried(t)
     _check_places(t)
     for axis, digits in t.map.axes.items():
         _check_axis(t.map, axis, digits)
@@ -169,6 +170,19 @@ def _check_sent(t: Scheduled) -> None:
             if (axis := t.map.iterators.get((m, x))) != t.map.iterators[n, x]:
                 what = f"{m} takes iterator {x} of {n} for axis {axis}, it is {t.map.iterators[n, x]}"
                 raise LegalityError(what, node=f"{n} -> {m}", tensor=f.buffer, rule="tile map")
+
+
+def _check_carried(t: Scheduled) -> None:
+    """Check that sums in memory have a cell for each element, as in the output that holds them: other tasks write the
+    cells beside it.
+    """
+    for x in t.carried:
+        memory, register = t.buffer(x.memory), t.buffer(x.register)
+        if memory.fixed or memory.axes != register.axes:
+            what = f"{x.memory} has no cell for each value of {sorted(d.name for d in memory.fixed)}"
+            if memory.axes != register.axes:
+                what = f"{x.memory} has the axes {list(memory.axes)}, its sums {list(register.axes)}"
+            raise LegalityError(what, tensor=x.memory, rule="sums in memory")
 
 
 def _check_axis(tm: TileMap, axis: str, digits: tuple[Digit, ...]) -> None:

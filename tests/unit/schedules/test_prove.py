@@ -20,7 +20,7 @@ from polydyn.schedules.tree.limits import pad
 from polydyn.schedules.tree.loops import distribute
 from polydyn.schedules.tree.names import Coord, End, b, c, f, it, p, w
 from polydyn.schedules.tree.scheduled import Scheduled, flat
-from polydyn.schedules.tree.strategies import CpuTile, cpu_product, nest
+from polydyn.schedules.tree.strategies import CpuTile, cpu_product, nest, start_product
 from polydyn.schedules.tree.tilemap import Digit, Lines, Loop
 from tests.support.polyhedral_groups import array, layer_norm, softmax
 from tests.support.scheduled_groups import positive, product, roles
@@ -186,6 +186,11 @@ ERRORS: dict[str, tuple[str, Callable[[], Scheduled]]] = {
     "sums loaded too late": ("acc", lambda: swapped(cpu(), "LOAD", "ACC")),
     "sums loaded one block late": ("LOAD|acc", lambda: guarded(cpu(), "LOAD", (b("k"), 2, 0))),
     "sums that were not saved": ("LOAD reads memory", lambda: guarded(cpu(), "SAVE", (b("k"), 0, 2))),
+    "sums of all tasks in one cell": ("memory has no cell for each value", lambda: fixed(
+        cpu(), "memory", cpu().map.digit("i", b("i")))),
+    "sums in memory without an axis": ("memory has the axes", lambda: replace(cpu(), buffers=tuple(
+        replace(x, axes=x.axes[1:]) if x.name == "memory" else x for x in cpu().buffers))),
+    "an empty reduction whose steps are not cut": ("neither cut there nor padded", lambda: start_product(G, ROLES)),
     "a step too few is copied": ("ACC reads panel where nothing", lambda: guarded(
         cpu_product(G, ROLES, CpuTile(steps=V("K"), blocks=1), True), "PACK", (Coord("a_k"), 0, 1))),
     "panels too late": ("ACC reads panel", lambda: late(cpu(), "PACK")),
