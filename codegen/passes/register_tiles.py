@@ -69,6 +69,8 @@ def _versions(
     for n in ir.walk(body):
         if isinstance(n, ir.For) and n.var in steps and (n.lo != ZERO or ends.setdefault(n.var, n.hi) != n.hi):
             return Declined(f"loops {n.var} of its statements differ in their steps")
+    known = {x: n for x, e in ends.items() if (n := e.constant) is not None}  # less than a tile, if it is the only one
+    steps = {**steps, **known}
     inside = {n.var for n in ir.walk(body) if isinstance(n, (ir.For, ir.Let))}
     if bound := sorted(x for e in ends.values() for x in e.symbols() & inside):
         return Declined(f"its last tiles depend on loop {bound[0]} inside")

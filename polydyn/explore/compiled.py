@@ -25,6 +25,9 @@ from polydyn.schedules import model as polyhedral
 from polydyn.schedules.index import Index
 from polydyn.schedules.names import given_back
 
+MOST_PARTS = 256
+"""Maximum parts of a launch that ``Compiled.run`` executes one by one."""
+
 
 def cpu_of(target: str) -> Cpu:
     """Return the CPU of that name. UnsupportedError: the target is unknown, or not a CPU."""
@@ -93,9 +96,16 @@ class Compiled(Checked):
         return self.kernel.notes
 
     def run(self, inputs: Mapping[str, npt.NDArray[Any]], **sizes: int) -> dict[str, npt.NDArray[Any]]:
-        """Return flat outputs. ``inputs``: flat arrays by the group's names (``draw``); ``sizes``: its parameters."""
+        """Return flat outputs. ``inputs``: flat arrays by the group's names (``draw``); ``sizes``: its parameters.
+
+        Tasks may run in any order. Here they run in reverse order, and scratch memory is full of NaN before each.
+        """
         call = self._call(inputs, sizes)
-        call()
+        tasks = call.arguments[3]
+        step = max(1, tasks // MOST_PARTS)
+        for first in reversed(range(0, tasks, step)):
+            call.scratch[:] = 0xFF
+            call.function(*call.arguments[:2], first, min(tasks, first + step), call.arguments[4])
         return {n: call.memory[n] for n, a in self.group.arrays.items() if a.role == "output"}
 
     def seconds(self, repeat: int = 20, **sizes: int) -> float:

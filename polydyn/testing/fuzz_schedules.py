@@ -59,6 +59,8 @@ def models() -> dict[str, Callable[[], onnx.ModelProto]]:
                               {"x": ["A", "C"]}),
         "window": lambda: _model([node("Conv", ["x", "w"], ["s"], pads=[1, 1, 1, 1]), node("Relu", ["s"], ["y"])],
                                  {"x": ["N", 4, "H", "W"]}, w=_constant(8, 4, 3, 3)),
+        "narrow": lambda: _model([node("MatMul", ["x", "w"], ["s"]), node("Relu", ["s"], ["y"])], wide,
+                                 w=_constant(24, 5)),
         "chain": lambda: _model([node("MatMul", ["x", "w"], ["s"]), node("Add", ["s", "x"], ["t"]),
                                  node("MatMul", ["t", "v"], ["y"])], wide, w=_constant(24, 24), v=_constant(24, 9)),
     }  # fmt: skip

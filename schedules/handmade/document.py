@@ -90,7 +90,7 @@ def read_schedules(sources: Source | Iterable[Source]) -> tuple[Written, ...]:
     out: dict[str, Written] = {}
     for source in listed:
         for x in _read(source):
-            if out.get(x.group, x) != x:
+            if out.get(x.group, x).steps != x.steps:
                 raise ScheduleError(
                     f"two schedules are for one group: {out[x.group].label} and {x.label}",
                     rule="schedules", remedy="give one of them",

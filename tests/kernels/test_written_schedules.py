@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from polydyn.explore.search import search
 from polydyn.jobs.spec import read_jobs
 from polydyn.program_key import Arguments
 from polydyn.schedules.handmade import document
+from polydyn.schedules.handmade.document import read_schedules
 from polydyn.testing.fuzz_schedules import check
 from tests.support.tiny import model, node
 
@@ -75,6 +77,14 @@ def test_a_tile_that_cannot_be_in_registers_stays_in_memory_with_a_note() -> Non
     kernel = s.compile("cpu:avx2")
     assert "acc is in memory: j.1 has 12 steps, which are no whole vectors of 8" in kernel.notes
     assert kernel.check(**s.sizes(M=7)) < 1e-5
+
+
+@pytest.mark.parametrize("columns", [2, 8, 24])
+def test_columns_that_do_not_fill_the_only_tile_are_not_stored_beyond(columns: int) -> None:
+    made = model([node("MatMul", "x w", "y")], {"x": ("float32", ["M", 40])}, ["y"], {"w": W[:, :columns]})
+    for s in (start(made), start(made).pack(16)):
+        s = s.tile(i=4, j=32).accumulate(at="j").unroll("i", "j").parallel("i")
+        assert s.check(M=21) < 1e-5 and (s.vectorize("j").check(M=21) < 1e-5 or columns % 16)
 
 
 def test_tiles_of_tiles_may_lie_beyond_the_last_element() -> None:
@@ -256,6 +266,8 @@ def test_a_program_uses_a_schedule_for_all_groups_of_its_structure(tmp_path: Pat
     assert "a schedule written by hand" in details
     np.testing.assert_allclose(program(x=x)["y"], polydyn.compile(made, threads=1)(x=x)["y"], rtol=1e-5, atol=1e-4)
     assert polydyn.compile(made, schedules=s, threads=1).compilations == 0, "a file and an object have one key"
+    second = explore.groups(made)[1].schedule()
+    assert len(read_schedules([s, replace(s.written, label=second.group.label)])) == 1, "labels do not count"
     again = first.schedule(document.read_file(tmp_path / "s.json")[0])
     assert again.steps == s.steps
 
