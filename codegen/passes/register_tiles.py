@@ -69,7 +69,7 @@ def _versions(
     for n in ir.walk(body):
         if isinstance(n, ir.For) and n.var in steps and (n.lo != ZERO or ends.setdefault(n.var, n.hi) != n.hi):
             return Declined(f"loops {n.var} of its statements differ in their steps")
-    known = {x: n for x, e in ends.items() if (n := e.constant) is not None}  # less than a tile, if it is the only one
+    known = {x: e.constant for x, e in ends.items() if e.constant is not None}  # an only tile may be less than a whole
     steps = {**steps, **known}
     inside = {n.var for n in ir.walk(body) if isinstance(n, (ir.For, ir.Let))}
     if bound := sorted(x for e in ends.values() for x in e.symbols() & inside):
