@@ -59,8 +59,7 @@ def plain_form(plan: FusionPlan, group: FusedGroup, lanes: int = 0) -> PlainForm
     if group.kind in OTHER_KERNELS:
         raise UnsupportedError(
             f"a group of kind {group.kind} has no schedule to write", node=group.outputs[0], rule="schedules",
-            remedy="Options(without={'attention'}) compiles the parts of an attention as groups"
-            if group.kind == "attention" else None,
+            remedy="write one for another group of polydyn.explore.groups(model)",
         )  # fmt: skip
     product = lower_contract(plan, group, lanes) if group.kind == "contract" else None
     if not isinstance(product, ContractGroup):
@@ -137,14 +136,18 @@ class Handmade:
         self._shapes = {x.shape for x in self._by_group.values()}
         self._used: set[str] = set()
 
+    def find(self, plan: FusionPlan, group: FusedGroup) -> Written | None:
+        """Return the schedule that fits a group, or None if there is none."""
+        if not self._by_group or shape_of(plan, group) not in self._shapes or group.kind in OTHER_KERNELS:
+            return None
+        return self._by_group.get(plain_form(plan, group).digest)
+
     def fitting(self, plan: FusionPlan, group: FusedGroup) -> Fitting | None:
         """Return the schedule of a group, applied to it, or None if there is none.
 
         InputError: a step does not fit, or the result does not compute the group.
         """
-        if not self._by_group or shape_of(plan, group) not in self._shapes or group.kind in OTHER_KERNELS:
-            return None
-        written = self._by_group.get(plain_form(plan, group).digest)
+        written = self.find(plan, group)
         if written is None:
             return None
         self._used.add(written.group)
@@ -163,7 +166,6 @@ class Handmade:
                 raise InputError(
                     f"the schedule of {x.label} fits no group of this model", rule="schedules",
                     remedy="it was written for another model, other dims or options, or another version of polydyn: "
-                    "polydyn.explore.groups(model) lists the groups; parts of an attention are groups with "
-                    "Options(without={'attention'})",
+                    "polydyn.explore.groups(model) lists the groups",
                 )  # fmt: skip
         return tuple(x for x in self._by_group.values() if x.group in self._used)

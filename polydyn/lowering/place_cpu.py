@@ -122,6 +122,8 @@ class KernelBuilder(Builder):
 
     def attention(self, group: FusedGroup) -> PlacedGroup | Declined:
         """See ``Builder``."""
+        if any(self.handmade.find(self.plan, x) for x in group.parts):
+            return Declined("a part has a schedule written by hand")
         form = lower_attention(self.plan, group, wide=True)
         if isinstance(form, Declined):
             return form

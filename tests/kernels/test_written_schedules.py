@@ -272,6 +272,20 @@ def test_a_program_uses_a_schedule_for_all_groups_of_its_structure(tmp_path: Pat
     assert again.steps == s.steps
 
 
+def test_an_attention_is_computed_in_parts_if_one_has_a_schedule() -> None:
+    nodes = [node("MatMul", "q k", "s"), node("Softmax", "s", "p"), node("MatMul", "p v", "y")]
+    inputs = {"q": ("float32", ["B", "L", 8]), "k": ("float32", ["B", 8, "L"]), "v": ("float32", ["B", "L", 8])}
+    made = model(nodes, inputs, ["y"])
+    scores, rows, values = explore.groups(made)
+    s = rows.schedule().tile(i1=2).parallel("i1.0")
+    x = {n: np.random.default_rng(0).standard_normal([2, 8, 8], np.float32) for n in inputs}
+    program, plain = polydyn.compile(made, schedules=s, threads=2), polydyn.compile(made, threads=2)
+    np.testing.assert_allclose(program(**x)["y"], plain(**x)["y"], rtol=1e-5, atol=1e-5)
+    assert (len(program.launches), len(plain.launches)) == (3, 1)
+    assert any("a part has a schedule written by hand" in n for n in program.manifest["notes"])
+    assert scores.schedule().axes and values.schedule().axes
+
+
 def test_a_saved_program_keeps_its_schedule(tmp_path: Path) -> None:
     made = product_model()
     program = polydyn.compile(made, schedules=blocked(start(made)), threads=1)
