@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from functools import cached_property
 
+from polydyn.codegen.indices import substitute
 from polydyn.codegen.ir import Body, Compare, FlatLoad, If, Store
 from polydyn.codegen.lower import Lowering
 from polydyn.schedules.errors import ScheduleError
@@ -31,8 +32,8 @@ class Instances:
     storage.
     """
 
-    units = False
-    """Whether there are units, which have storage of their own."""
+    units, evens = False, False
+    """Whether there are units, which have storage of their own; whether tiles may have nearly equal sizes."""
 
     def __init__(self, schedule: Scheduled, sizes: Mapping[str, int] | None = None) -> None:
         self.schedule, self.group = schedule, schedule.group
@@ -57,7 +58,8 @@ class Instances:
 
     def _refuse_what_needs_a_family(self) -> None:
         t = self.schedule
-        uneven = sorted({*t.map.shares, *t.map.origins})
+        even = {x for x, o in t.map.origins.items() if o.even and o.lines is None and self.evens}
+        uneven = sorted({*t.map.shares, *(t.map.origins.keys() - even)})
         hidden = sorted(n for n, view in t.map.views.items() if view.hidden)
         scoped = sorted(x.name for x in t.buffers if x.scope and not self.units)
         for found, what in (
@@ -116,11 +118,14 @@ class Instances:
         return {n: self._lowering(n, own.get(n)) for n in self.schedule.map.views}
 
     def _lowering(self, name: str, statement: Statement | None) -> Lowering:
+        starts = self.starts()
+
         def f(at: Mapping[str, Index]) -> Body:
             stored = self._computed(statement, at) if statement else self._copied(name, at)
             alive = [(e.subs(self.sizes).subs(at), x.subs(self.sizes)) for e, x in self._live(name)]
             condition = tuple(Compare("<", e, x) for e, x in alive)
-            return (If(condition, (stored,)),) if condition else (stored,)
+            body: Body = (If(condition, (stored,)),) if condition else (stored,)
+            return substitute(body, {n: e.subs(at) for n, e in starts.items()}) if starts else body
 
         return f
 
@@ -133,7 +138,20 @@ class Instances:
             if digits[0].when is When.COUNT and divides and not self.schedule.map.has_empty_step(axis):
                 whole.add(axis)
         cut = [x.axis for x in self.schedule.clips if x.statement == name]
-        return [y for axis, y in zip(cut, self.schedule.live(name), strict=True) if axis not in whole]
+        alive = zip(cut, self.schedule.live(name), strict=True)
+        return [self._tile_end(x, y) for x, y in alive if x in self.schedule.map.origins or x not in whole]
+
+    def _tile_end(self, axis: str, cut: tuple[Index, Index]) -> tuple[Index, Index]:
+        """Return a cut that ends where the next tile begins, for tiles of nearly equal sizes."""
+        tm = self.schedule.map
+        if axis not in tm.origins:
+            return cut
+        return cut[0], tm.origin(axis, Index.of(tm.origins[axis].tile.name) + 1)
+
+    def starts(self) -> dict[str, Index]:
+        """Return the symbols of tiles of nearly equal sizes -> their first elements."""
+        tm = self.schedule.map
+        return {o.symbol: tm.origin(x, Index.of(o.tile.name)).subs(self.sizes) for x, o in tm.origins.items()}
 
     def _env(self, name: str, at: Mapping[str, Index]) -> dict[str, Index]:
         return {x: e.subs(self.sizes).subs(at) for x, e in self.schedule.map.environment(name).items()}

@@ -37,6 +37,8 @@ STACK_ELEMENTS = 1024
 class ScheduledKernel(Instances, Variant):
     """Builds the kernel of a scheduled group on a CPU. ScheduleError: as for ``Instances``."""
 
+    evens = True
+
     def __init__(
         self, name: str, schedule: Scheduled, target: CpuTarget, sizes: Mapping[str, int] | None = None,
         unrolled: Mapping[Coord, int] | None = None, vectors: Sequence[Coord] = (),

@@ -92,6 +92,10 @@ class Schedule:
         """
         return self._step(Step.of("tile", **{self._axis(x): n for x, n in sizes.items()}))
 
+    def even(self, *axes: str) -> Schedule:
+        """Make the tiles of axes nearly equal in size: 25 rows in tiles of 12 are 8, 8 and 9 rows, not 12, 12 and 1."""
+        return self._step(Step.of("even", *map(self._axis, axes)))
+
     def reorder(self, *loops: str) -> Schedule:
         """Put loops of one band into this order, outermost first. Other loops of the band keep their places.
 

@@ -79,13 +79,15 @@ def random_schedule(group: Any, rng: random.Random, steps: int) -> Schedule:
 
 def _step(s: Schedule, rng: random.Random, first: bool) -> Schedule:
     axes, loops = list(s.axes), list(s.draft.names.values())
-    kind = rng.choice(["pack"] * first + ["tile", "tile", "accumulate", "reorder", "cache", "unroll", "vectorize",
+    kind = rng.choice(["pack"] * first + ["tile", "tile", "even", "accumulate", "reorder", "cache", "unroll", "vectorize",
                                           "store", "parallel"])  # fmt: skip
     if kind == "pack":
         return s.pack(rng.choice([4, 8, 16]))
     if kind == "tile":
         some = rng.sample(axes, rng.randint(1, min(3, len(axes))))
         return s.tile(**{x: _tile(rng) for x in some})
+    if kind == "even":
+        return s.even(rng.choice(axes))
     if kind == "reorder":
         return s.reorder(*rng.sample(loops, min(len(loops), rng.randint(2, 4))))
     if kind == "unroll":

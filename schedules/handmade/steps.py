@@ -17,7 +17,7 @@ from polydyn.schedules.handmade.draft import Draft
 from polydyn.schedules.proof.prove import prove
 from polydyn.schedules.tree.buffers import accumulate, carry, keep, promote
 from polydyn.schedules.tree.limits import assign, clip
-from polydyn.schedules.tree.loops import Size, pull_out, tile
+from polydyn.schedules.tree.loops import Size, begins, pull_out, tile
 from polydyn.schedules.tree.names import Coord, Level, b, c, p
 from polydyn.schedules.tree.nodes import Band, Tree
 from polydyn.schedules.tree.nodes import Sequence as Parts
@@ -97,6 +97,18 @@ def tiled(draft: Draft, **sizes: Sizes) -> Draft:
         return sorted(loops, key=lambda x: ranks.get(x, 2 if x in sums else 0))
 
     return replace(draft, scheduled=t).reordered(order)
+
+
+def evened(draft: Draft, *axes: str) -> Draft:
+    """Make the tiles of an axis nearly equal: 25 elements in tiles of 12 are 8, 8 and 9 instead of 12, 12 and 1."""
+    t = draft.scheduled
+    for axis in axes:
+        loops = draft.axes.get(axis, ())
+        if len(loops) != 2 or axis in _reduced(draft) or axis in t.map.origins:
+            reason = f"{axis} is {'even already' if axis in t.map.origins else 'not an axis of results with two loops'}"
+            raise ScheduleError(reason, dim=axis, rule="even", remedy="tile(i=12).even('i')")
+        t = begins(t, axis, loops[0], f"o_{axis}", even=True)
+    return replace(draft, scheduled=t)
 
 
 def _reduced(draft: Draft) -> set[str]:
@@ -360,7 +372,7 @@ def unrolled(draft: Draft, *names: str, factor: int = 0) -> Draft:
 
 
 STEPS: Mapping[str, Callable[..., Draft]] = {
-    "tile": tiled, "reorder": reordered, "accumulate": accumulated, "cache": cached, "store": stored,
+    "tile": tiled, "even": evened, "reorder": reordered, "accumulate": accumulated, "cache": cached, "store": stored,
     "vectorize": vectorized, "unroll": unrolled, "parallel": parallel,
 }  # fmt: skip
 """Name of a step -> its function."""

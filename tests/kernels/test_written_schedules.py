@@ -94,6 +94,14 @@ def test_tiles_of_tiles_may_lie_beyond_the_last_element() -> None:
             assert written.check(B=2, M=13, N=n, K=3) < 1e-5
 
 
+def test_tiles_of_nearly_equal_sizes() -> None:
+    s = start(product_model()).tile(i=12, j=16).even("i").accumulate(at="j").unroll("i", "j").vectorize("j")
+    assert [s.parallel("i", "j").check(M=m) < 1e-5 for m in (0, 1, 11, 12, 13, 25, 37)] == [True] * 7
+    t = start(batches_model()).tile(i=4, j=16).even("i", "j").accumulate(at="j").cache("x", at="i.0").parallel("i0")
+    assert [t.check(B=2, M=a, N=b, K=3) < 1e-5 for a, b in ((1, 1), (5, 17), (9, 33), (0, 4))] == [True] * 4
+    plan_program(batches_model(), schedules=[t.written])
+
+
 def test_a_reduction_of_no_steps_gives_zeros() -> None:
     for s in (start(batches_model()), start(batches_model()).reorder("k", "j"), start(batches_model()).tile(k=4)):
         assert s.check(B=1, M=2, N=3, K=0) == 0
@@ -143,6 +151,9 @@ WRONG: dict[str, tuple[Any, type[PolydynError], str]] = {
     "twice": (lambda s: s.tile(i=4).tile(i=2), ScheduleError, "has the loops i.0, i.1"),
     "unrolled": (lambda s: s.unroll("j", factor=2).tile(j=4), ScheduleError, "unrolled already"),
     "in vectors": (lambda s: s.reorder("k", "j").vectorize("j").tile(j=4), ScheduleError, "in vectors already"),
+    "even before tiles": (lambda s: s.even("i"), ScheduleError, "two loops"),
+    "even reduction": (lambda s: s.tile(k=4).even("k"), ScheduleError, "not an axis of results"),
+    "even twice": (lambda s: s.tile(i=4).even("i").even("i"), ScheduleError, "even already"),
     "of two loops": (lambda s: s.tile(i=4).reorder("i", "j"), ScheduleError, "has the loops i.0, i.1"),
     "one loop twice": (lambda s: s.reorder("i", "i"), ScheduleError, "twice"),
     "reduction": (lambda s: s.reorder("k", "i").parallel("k"), ScheduleError, "runs a reduction"),
