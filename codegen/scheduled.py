@@ -122,7 +122,7 @@ class Instances:
 
         def f(at: Mapping[str, Index]) -> Body:
             stored = self._computed(statement, at) if statement else self._copied(name, at)
-            alive = [(e.subs(self.sizes).subs(at), x.subs(self.sizes)) for e, x in self._live(name)]
+            alive = [tuple(x.subs(self.sizes).subs(at) for x in cut) for cut in self._live(name)]
             condition = tuple(Compare("<", e, x) for e, x in alive)
             body: Body = (If(condition, (stored,)),) if condition else (stored,)
             return substitute(body, {n: e.subs(at) for n, e in starts.items()}) if starts else body

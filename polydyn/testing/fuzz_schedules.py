@@ -79,8 +79,8 @@ def random_schedule(group: Any, rng: random.Random, steps: int) -> Schedule:
 
 def _step(s: Schedule, rng: random.Random, first: bool) -> Schedule:
     axes, loops = list(s.axes), list(s.draft.names.values())
-    kind = rng.choice(["pack"] * first + ["tile", "tile", "even", "accumulate", "reorder", "cache", "unroll", "vectorize",
-                                          "store", "parallel"])  # fmt: skip
+    kinds = ("tile", "tile", "even", "accumulate", "reorder", "cache", "unroll", "vectorize", "store", "parallel")
+    kind = rng.choice([*["pack"] * first, *kinds])
     if kind == "pack":
         return s.pack(rng.choice([4, 8, 16]))
     if kind == "tile":
