@@ -16,7 +16,7 @@ import numpy as np
 
 from polydyn.errors import InputError, LegalityError, ScheduleError
 from polydyn.schedules.handmade.steps import Step
-from polydyn.search.explorers.trust_region import search_rows
+from polydyn.search.explorers.trust_region import Result, search_rows
 from polydyn.search.spaces.space import coordinates
 
 if TYPE_CHECKING:
@@ -35,13 +35,29 @@ REPEATS = 9
 class Found:
     """The result of a search. ``best``: the schedule with least cost; ``trials``: schedules in the order of
     measurement, with seconds at each of the sizes; ``candidates``: the number of schedules to choose from; ``refused``:
-    trials that a step, the proof or the vectoriser refused.
+    trials that a step, the proof or the vectoriser refused. ``result``: regions, and predictions beside measurements.
     """
 
     best: Schedule
     trials: tuple[tuple[Schedule, tuple[float, ...]], ...]
     candidates: int
     refused: int
+    result: Result
+
+    @property
+    def regions(self) -> dict[str, dict[float, float]]:
+        """Size -> trials -> schedules in its region after them."""
+        rounds, classes = self.result.rounds, len(self.result.regions)
+        return {f"size {s}": {x.trials: x.sizes[s] for x in rounds} for s in range(classes)}
+
+    @property
+    def opinions(self) -> list[tuple[float, float]]:
+        """(predicted, measured) seconds at the first of the sizes, of the schedules that the process chose."""
+        out = []
+        for x in self.result.rounds:
+            measured = self.result.costs[x.trials : x.trials + len(x.predicted), 0]
+            out += [(float(p), float(m)) for p, m in zip(x.predicted[:, 0], measured, strict=False) if np.isfinite(m)]
+        return out
 
 
 def search(
@@ -78,9 +94,9 @@ def search(
         return out
 
     points = coordinates([numbers for _, numbers in every])
-    search_rows(points, costs, trials, order=range(len(every)), weights=tuple(weigh), seed=seed)
+    result = search_rows(points, costs, trials, order=range(len(every)), weights=tuple(weigh), seed=seed)
     best = min(done, key=lambda x: float(weigh @ np.log(np.maximum(x[1], 1e-12))))
-    return Found(best[0], tuple(done), len(every), refused)
+    return Found(best[0], tuple(done), len(every), refused, result)
 
 
 Candidate = tuple[tuple[Step, ...], tuple[int, ...]]

@@ -242,6 +242,8 @@ def test_a_search_finds_other_numbers_and_is_reproducible() -> None:
     assert str(found.trials[0][0]) == str(s), "the schedule itself comes first"
     assert found.candidates > 100 and found.best.steps[0].named == (("i", 5), ("j", 16))
     assert found.best.steps[1].arguments == ("j.0", "i.0") and found.refused, "the steps after it fit one order only"
+    assert set(found.regions) == {"size 0", "size 1"} and len(set(found.regions["size 0"].values())) > 1, "regions move"
+    assert found.opinions and all(p > 0 for p, _ in found.opinions)
     again = search(s, [{"M": 8}, {"M": 64}], trials=40, seed=1, time=time)
     assert [str(x) for x, _ in again.trials] == [str(x) for x, _ in found.trials]
 

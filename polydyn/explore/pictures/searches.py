@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -55,8 +56,11 @@ class Searched:
         return trials(self)._repr_html_()
 
 
-def searches(records: Records) -> list[Searched]:
-    """Return the searches in a record file, by group and strategy."""
+def searches(records: Records | str | os.PathLike[str]) -> list[Searched]:
+    """Return the searches in a record file, or in records that are open, by group and strategy."""
+    if not isinstance(records, Records):
+        with Records.open(records, readonly=True) as opened:
+            return searches(opened)
     rows = records.rows()
     by_machine: dict[tuple[str, str], list[Record]] = defaultdict(list)
     for r in rows:

@@ -75,14 +75,28 @@ class Region:
 
 
 @dataclass(frozen=True)
+class Round:
+    """A round of a search. ``trials``: trials before it. ``predicted``: the costs that the process predicted for the
+    tiles that it chose (rows x classes), before they were measured; tiles of the analytical order follow them.
+    ``sizes``: tiles in each region after the round; ``restarted``: how often each began again.
+    """
+
+    trials: int
+    predicted: Matrix
+    sizes: tuple[int, ...]
+    restarted: tuple[int, ...]
+
+
+@dataclass(frozen=True)
 class Result:
     """A finished search: ``rows`` in the order of measurement, their ``costs`` and the ``smoothed`` costs that the
-    process predicts for them (rows x classes), and the regions."""
+    process predicts for them (rows x classes), the regions, and what happened in each round."""
 
     rows: tuple[int, ...]
     costs: Matrix
     smoothed: Matrix
     regions: tuple[Region, ...]
+    rounds: tuple[Round, ...] = ()
 
 
 def trust_region(order: Sequence[Tile] = (), rules: Rules | None = None) -> Explorer:
@@ -132,6 +146,7 @@ class _Search:
         self.rows: list[int] = []
         self.costs: Matrix = np.zeros((0, max(1, len(weights))))
         self.regions: list[Region] = []
+        self.rounds: list[Round] = []
 
     def run(self) -> Result:
         head = list(self.order[: self.rules.leading])
@@ -146,7 +161,7 @@ class _Search:
             self.regions.append(Region(self.rows[best], self.size, float(self.costs[best, s])))
         while len(self.rows) < self.trials:
             self._round()
-        return Result(tuple(self.rows), self.costs, self._smoothed(), tuple(self.regions))
+        return Result(tuple(self.rows), self.costs, self._smoothed(), tuple(self.regions), tuple(self.rounds))
 
     def _measure(self, rows: Sequence[int]) -> None:
         rows = list(rows)[: self.trials - len(self.rows)]
@@ -170,7 +185,11 @@ class _Search:
         if not self.rows:
             return self.costs
         self._fit()
-        values = self.process.predict(self.points[self.rows])[0] * self.scale + self.shift
+        return self._predicted(self.rows)
+
+    def _predicted(self, rows: Sequence[int]) -> Matrix:
+        """Return the costs that the process predicts (rows x classes)."""
+        values = self.process.predict(self.points[list(rows)])[0] * self.scale + self.shift
         return np.asarray(np.exp(np.expm1(np.maximum(values, -1.0)) / self.rules.sharpness + self.least))
 
     def _open_rows(self) -> Rows:
@@ -189,10 +208,13 @@ class _Search:
         picks = self._picks(rows, (self._gains(rows) * inside).sum(1), min(self.trials - before, r.batch - ordered))
         taken = {*self.rows, *(int(rows[k]) for k in picks)}
         following = [i for i in self.order if i not in taken][:ordered]
+        predicted = self._predicted([int(rows[k]) for k in picks])
         self._measure([*(int(rows[k]) for k in picks), *following])
         tried = np.asarray(inside[picks[: len(self.rows) - before]].any(0))
         for s, region in enumerate(self.regions):
             self._judge(region, s, before, bool(tried[s]))
+        sizes, restarted = zip(*((x.size, x.restarted) for x in self.regions), strict=True)
+        self.rounds.append(Round(before, predicted, sizes, restarted))
 
     def _distance(self, rows: Rows, centre: int) -> Matrix:
         """Return the squared distances of rows to a centre, in lengths of the process."""
