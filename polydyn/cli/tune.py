@@ -29,7 +29,12 @@ def tune(model: str, trials: int, seed: int, log: str | None, as_json: bool, set
 
     For CUDA, tiles are measured if the device is present, and otherwise ranked by a model. Results are added to
     --records. If tuning is stopped, the next call continues.
+
+    With --schedules, other numbers for the steps of these schedules are searched instead, and the file is rewritten.
     """
+    if settings.schedules:
+        _tune_schedules(model, trials, seed, log, as_json, settings)
+        return
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
     from polydyn.cli.progress import TimeLeft
@@ -76,6 +81,34 @@ def tune(model: str, trials: int, seed: int, log: str | None, as_json: bool, set
     if any(g.source == "model" for g in groups):
         print_text(f"no {settings.target} device is present: an analytical model ranked the tiles")
     print_text(f"compile with --records {settings.records}{strategy}{on}")
+
+
+def _tune_schedules(
+    model: str, trials: int, seed: int, log: str | None, as_json: bool, settings: CompileSettings
+) -> None:
+    """Search the numbers of schedules, file by file."""
+    from polydyn.explore.handmade import save_schedules
+    from polydyn.explore.search import tune_schedules
+    from polydyn.runtime.shapes_log import read_log
+
+    if settings.records is not None:
+        raise click.UsageError("--schedules searches schedules, --records tiles: give one of them")
+    seen = read_log(Path(log)) if log else []
+    for path in settings.schedules:
+        found = tune_schedules(
+            model, path, dict(settings.dims), trials, seed, seen, settings.options, settings.target
+        )
+        save_schedules(path, *(x.best for x in found))
+        rows = [{"label": x.best.group.label, "candidates": x.candidates, "timed": len(x.trials), "gain": x.gain}
+                for x in found]  # fmt: skip
+        if as_json:
+            print_json(rows)
+            continue
+        for x in found:
+            timed = f"{len(x.trials)} of {x.candidates} timed"
+            print_text(f"{x.best.group.label}: {timed}, {x.gain:.2f} of its speed before")
+            print_text(str(x.best))
+        print_text(f"compile with --schedules {path}")
 
 
 def _gain(g: TunedGroup) -> str:

@@ -8,25 +8,32 @@ from __future__ import annotations
 
 import itertools
 import random
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from polydyn.errors import InputError, LegalityError, ScheduleError
+from polydyn.lowering.handmade import OTHER_KERNELS
+from polydyn.schedules.handmade.document import Source, read_schedules
 from polydyn.schedules.handmade.steps import Step
 from polydyn.search.explorers.trust_region import Result, search_rows
 from polydyn.search.spaces.space import coordinates
+from polydyn.shapes.sizes import Dims, Sizes, sizes_by_name
 
 if TYPE_CHECKING:
+    from polydyn.backends.options import Options
     from polydyn.explore.handmade import Schedule
+    from polydyn.graph.importer import ModelLike
 
 MOST_CANDIDATES = 4096
 """Maximum candidates; a larger space is sampled."""
 RATIOS = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 20, 24, 28, 32, 48, 64, 96, 128, 192, 256)
 FACTOR = 4
 """Candidates are from a quarter of a number to four times it."""
+UNTOLD = (8, 61, 256)
+"""Sizes of a dim about which nothing is known."""
 REPEATS = 9
 """Launches of a measurement; their median counts."""
 
@@ -43,6 +50,12 @@ class Found:
     candidates: int
     refused: int
     result: Result
+
+    @property
+    def gain(self) -> float:
+        """The geometric mean over the sizes of the first schedule's time over that of the best one."""
+        before, after = (next(times for s, times in self.trials if s is x) for x in (self.trials[0][0], self.best))
+        return float(np.exp(np.mean(np.log(np.divide(before, after)))))
 
     @property
     def regions(self) -> dict[str, dict[float, float]]:
@@ -97,6 +110,56 @@ def search(
     result = search_rows(points, costs, trials, order=range(len(every)), weights=tuple(weigh), seed=seed)
     best = min(done, key=lambda x: float(weigh @ np.log(np.maximum(x[1], 1e-12))))
     return Found(best[0], tuple(done), len(every), refused, result)
+
+
+def tune_schedules(
+    model: ModelLike, schedules: Source | Iterable[Source], dims: Dims | None = None, trials: int = 32, seed: int = 0,
+    seen: Sequence[tuple[Mapping[str, int], int]] = (), options: Options | None = None, target: str = "cpu",
+) -> list[Found]:  # fmt: skip
+    """Search other numbers for schedules of a model's groups, each on the first group that it fits.
+
+    ``seen``: shapes of the model with their counts (``Program.shapes_seen``). Without them the likely sizes in ``dims``
+    are used, and without those, ``UNTOLD``. InputError: a schedule fits no group.
+    """
+    from polydyn.explore.schedules import groups  # it imports this module
+
+    known: dict[str, Schedule] = {}
+    for group in groups(model, dims, options, target):
+        if group.fused.kind not in OTHER_KERNELS:
+            s = group.schedule()
+            known.setdefault(s.written.group, s)
+    out = []
+    for x in read_schedules(schedules):
+        if x.group not in known:
+            raise InputError(f"the schedule of {x.label} fits no group of this model", rule="schedules")
+        s = known[x.group].group.schedule(x)
+        sizes, weights = _sizes_of(s.dims, sizes_by_name(dims), seen)
+        out.append(search(s, sizes, trials, seed, weights))
+    return out
+
+
+def _sizes_of(
+    names: Sequence[str], dims: Mapping[str, Sizes], seen: Sequence[tuple[Mapping[str, int], int]]
+) -> tuple[list[dict[str, int]], list[float]]:
+    """Return sizes of a group's dims, and their weights."""
+    counts: dict[tuple[int, ...], float] = {}
+    for shape, count in seen:
+        if set(names) <= shape.keys():
+            key = tuple(shape[n] for n in names)
+            counts[key] = counts.get(key, 0) + count
+    if not counts:
+        lists = [_likely(dims.get(n)) for n in names]
+        most = max(map(len, lists), default=1)
+        counts = {tuple(x[k % len(x)] for x in lists): 1 for k in range(most)}
+    return [dict(zip(names, key, strict=True)) for key in counts], list(counts.values())
+
+
+def _likely(sizes: Sizes | None) -> Sequence[int]:
+    """Return the sizes of one dim at which kernels are timed."""
+    if sizes is None:
+        return UNTOLD
+    allowed = [n for n in UNTOLD if sizes.holds(n)]
+    return sizes.likely or allowed or [sizes.bounds[0]]
 
 
 Candidate = tuple[tuple[Step, ...], tuple[int, ...]]

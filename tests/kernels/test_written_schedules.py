@@ -20,7 +20,7 @@ from polydyn.compiler import plan_program
 from polydyn.errors import InputError, LegalityError, PolydynError, ScheduleError, UnknownNameError, UnsupportedError
 from polydyn.explore import Schedule
 from polydyn.explore.compiled import cpu_of
-from polydyn.explore.search import search
+from polydyn.explore.search import search, tune_schedules
 from polydyn.jobs.spec import read_jobs
 from polydyn.program_key import Arguments
 from polydyn.schedules.handmade import document
@@ -254,6 +254,24 @@ def test_a_search_measures_and_needs_sizes() -> None:
     assert len(found.trials) + found.refused >= 4 and found.best.check(M=7) < 1e-5
     with pytest.raises(InputError, match="0 weights for 0 sizes"):
         s.search([])
+
+
+def test_tune_searches_the_schedules_of_a_file_and_rewrites_it(tmp_path: Path) -> None:
+    made, path = product_model(), tmp_path / "s.json"
+    onnx.save(made, tmp_path / "m.onnx")
+    s = start(made).tile(i=1, j=8).accumulate(at="j").vectorize("j").parallel("i")
+    s.save(path)
+    arguments = ["tune", str(tmp_path / "m.onnx"), "--schedules", str(path), "--trials", "4", "--dim", "M=8:64"]
+    result = CliRunner().invoke(main, arguments)
+    assert result.exit_code == 0 and "of its speed before" in result.output, result.output
+    (written,) = document.read_file(path)
+    assert written.group == s.written.group and [x[0] for x in written.steps] == [x.name for x in s.steps]
+    result = CliRunner().invoke(main, [*arguments, "--records", str(tmp_path / "r.db")])
+    assert result.exit_code == 2 and "give one of them" in result.output
+    with pytest.raises(InputError, match="fits no group"):
+        tune_schedules(two_layers(), path)
+    found = tune_schedules(made, path, trials=2, seen=[({"M": 5}, 3), ({"M": 9}, 1)])
+    assert len(found[0].trials[0][1]) == 2
 
 
 # -- programs --------------------------------------------------------------------------------------------------------
