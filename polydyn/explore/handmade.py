@@ -58,14 +58,14 @@ class Schedule:
     the model may have the dim's name, and a tensor has its name in the model. A step raises ScheduleError if it does
     not fit, and LegalityError with an instance that goes wrong if the result would not compute the group.
 
-    ``said``: one line for each step about what it did.
+    ``descriptions``: one line for each step about what it did.
     """
 
     group: Group
     form: PlainForm
     draft: Draft
     steps: tuple[Step, ...] = ()
-    said: tuple[str, ...] = ()
+    descriptions: tuple[str, ...] = ()
 
     # -- steps -------------------------------------------------------------------------------------------------------
 
@@ -82,7 +82,7 @@ class Schedule:
         form = plain_form(self.group.plan, self.group.fused, lanes)
         packed = ", ".join(self._tensor_of(form, a) for a in form.lowered.buffers if _is_packed(form, a))
         said = f"{steps[0]}: {packed} in panels of {columns} columns"
-        return replace(self, form=form, draft=form.start(), steps=steps, said=(said,))
+        return replace(self, form=form, draft=form.start(), steps=steps, descriptions=(said,))
 
     def tile(self, **sizes: Sizes) -> Schedule:
         """Cut axes into tiles of ``sizes`` elements, whose loops move inside all other loops.
@@ -151,9 +151,8 @@ class Schedule:
         what = (STEPS[step.name].__doc__ or "").partition(".")[0].lower()
         before, after = (self._order(x) for x in (self.draft, draft))
         loops = f"; loops of {self._main}: {after}" if after != before else ""
-        return replace(
-            self, draft=draft, steps=(*self.steps, step), said=(*self.said, f"{self._shown(step)}: {what}{loops}")
-        )
+        line = f"{self._shown(step)}: {what}{loops}"
+        return replace(self, draft=draft, steps=(*self.steps, step), descriptions=(*self.descriptions, line))
 
     # -- names -------------------------------------------------------------------------------------------------------
 

@@ -67,7 +67,7 @@ def plain_form(plan: FusionPlan, group: FusedGroup, lanes: int = 0) -> PlainForm
             raise ScheduleError(f"{group.outputs[0]} is not a product", node=group.outputs[0], rule=PACK)
         return PlainForm(lower_nest(plan, group), None)
     if lanes and not product.packed:
-        raise ScheduleError(f"the columns of {group.outputs[0]} are no constant", node=group.outputs[0], rule=PACK)
+        raise ScheduleError(f"the columns of {group.outputs[0]} are not constant", node=group.outputs[0], rule=PACK)
     return PlainForm(product.lowered, product.roles)
 
 
@@ -125,14 +125,14 @@ class Fitting:
 
 
 class Handmade:
-    """The schedules of one compilation. ``asked``: those that the user gave; each must fit a group.
+    """The schedules of one compilation. ``required``: those that the user gave; each must fit a group.
 
     ``shipped``: the library's, used where they fit.
     """
 
-    def __init__(self, asked: Sequence[Written] = (), shipped: Sequence[Written] = ()) -> None:
-        self.asked = tuple(asked)
-        self._by_group = {x.group: x for x in (*shipped, *asked)}
+    def __init__(self, required: Sequence[Written] = (), shipped: Sequence[Written] = ()) -> None:
+        self.required = tuple(required)
+        self._by_group = {x.group: x for x in (*shipped, *required)}
         self._shapes = {x.shape for x in self._by_group.values()}
         self._used: set[str] = set()
 
@@ -160,8 +160,8 @@ class Handmade:
         return Fitting(written, form, draft)
 
     def used(self) -> tuple[Written, ...]:
-        """Return the schedules that fitted a group. InputError: one that was asked for did not."""
-        for x in self.asked:
+        """Return the schedules that fitted a group. InputError: a required one did not."""
+        for x in self.required:
             if x.group not in self._used:
                 raise InputError(
                     f"the schedule of {x.label} fits no group of this model", rule="schedules",

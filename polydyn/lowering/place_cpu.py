@@ -31,7 +31,7 @@ from polydyn.schedules.model import Group, verify_group
 from polydyn.schedules.solution.schedule import attention_groups, schedule_attention
 
 Form: TypeAlias = ContractGroup | AttentionGroup | SerialGroup | ArgSortGroup | LoweredGroup
-NOTHING = Handmade()
+NO_SCHEDULES = Handmade()
 
 KERNEL_PREFIXES: dict[type, str] = {
     ContractGroup: "contract", AttentionGroup: "attention", SerialGroup: "serial", ArgSortGroup: "order",
@@ -52,7 +52,7 @@ class KernelBuilder(Builder):
 
     def __init__(
         self, plan: FusionPlan, target: CpuTarget, tuner: Tuner | None = None, rounded: bool = False,
-        handmade: Handmade = NOTHING,
+        handmade: Handmade = NO_SCHEDULES,
     ) -> None:  # fmt: skip
         """``rounded``: float32 products may round their operands to bfloat16. ``handmade``: schedules for groups."""
         super().__init__(plan, tuner)

@@ -83,7 +83,7 @@ def _value(x: Any) -> Any:
 def read_schedules(sources: Source | Iterable[Source]) -> tuple[Written, ...]:
     """Return the schedules of files and objects.
 
-    ScheduleError: a file cannot be read or is no file of schedules; two schedules are for one group.
+    ScheduleError: a file cannot be read or is not a file of schedules; two schedules are for one group.
     """
     one = isinstance(sources, (str, os.PathLike, Written)) or hasattr(sources, "written")
     listed: list[Any] = [sources] if one else list(sources)  # type: ignore[arg-type]
@@ -107,13 +107,13 @@ def _read(source: Source) -> Sequence[Written]:
     if isinstance(written := getattr(source, "written", None), Written):
         return [written]
     raise ScheduleError(
-        f"{type(source).__name__} is no schedule", rule="schedules",
+        f"{type(source).__name__} is not a schedule", rule="schedules",
         remedy="pass files of Schedule.save, or schedules of polydyn.explore",
     )  # fmt: skip
 
 
 def read_file(path: Path) -> tuple[Written, ...]:
-    """Return the schedules of a file. ScheduleError: it cannot be read, or is no file of schedules."""
+    """Return the schedules of a file. ScheduleError: it cannot be read, or is not a file of schedules."""
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
     except OSError as e:
@@ -142,7 +142,7 @@ def file_text(schedules: Sequence[Written]) -> str:
 
 def _malformed(source: str, reason: str) -> ScheduleError:
     remedy = "write it with Schedule.save or polydyn.explore.save_schedules"
-    return ScheduleError(f"{source} is no file of schedules: {reason}", rule="schedules", remedy=remedy)
+    return ScheduleError(f"{source} is not a file of schedules: {reason}", rule="schedules", remedy=remedy)
 
 
 @cache

@@ -139,7 +139,7 @@ def test_a_schedule_prints_the_python_that_builds_it() -> None:
     scope: dict[str, Any] = {"group": group}
     exec(str(s), scope)
     assert scope["s"].steps == s.steps and str(scope["s"]) == str(s)
-    assert len(s.said) == len(s.steps) and "loops of ACC: i0, i.0, j.0, i.1, k, i.2, j.1" in s.said[0]
+    assert len(s.descriptions) == len(s.steps) and "loops of ACC: i0, i.0, j.0, i.1, k, i.2, j.1" in s.descriptions[0]
 
 
 WRONG: dict[str, tuple[Any, type[PolydynError], str]] = {
@@ -382,7 +382,7 @@ BROKEN = {
 def test_broken_files_are_refused(name: str, tmp_path: Path) -> None:
     path = tmp_path / "s.json"
     path.write_text(BROKEN[name])
-    with pytest.raises(ScheduleError, match=r"s\.json is no file of schedules"):
+    with pytest.raises(ScheduleError, match=r"s\.json is not a file of schedules"):
         polydyn.compile(product_model(), schedules=path)
     with pytest.raises(ScheduleError, match="cannot read"):
         polydyn.compile(product_model(), schedules=tmp_path / "missing.json")
