@@ -314,6 +314,18 @@ def byte(*shape: int) -> Array:
     return RNG.integers(0, 256, shape).astype(np.uint8)
 
 
+@pytest.mark.parametrize("axis", [None, 1, -1])
+@pytest.mark.parametrize("dtype", [slow("int8"), "int16", "uint16"])
+def test_own_quantization(dtype: str, axis: int | None) -> None:
+    sizes = () if axis is None else (8,)
+    given = {"scale": np.asarray(np.abs(floats(*sizes)) + np.float32(0.01)), "zero": np.full(sizes, 5, dtype)}
+    chosen = {} if axis is None else {"axis": axis}
+    rows = ({"x": floats(n, 8)} for n in (0, 1, 7))
+    agrees(model_of("QuantizeLinear", {"x": ("float32", ("B", 8)), **given}, **chosen), *rows)
+    numbers = ({"x": np.arange(n * 8).astype(dtype).reshape(n, 8)} for n in (0, 1, 7))
+    agrees(model_of("DequantizeLinear", {"x": (dtype, ("B", 8)), **given}, **chosen), *numbers)
+
+
 @pytest.mark.parametrize("op", ["QLinearAdd", "QLinearMul"])
 def test_quantized_arithmetic(op: str) -> None:
     (sa, za), (sb, zb), (sc, zc) = scaled(0.1, 120), scaled(0.07, 3), scaled(0.2, 128)
