@@ -32,7 +32,7 @@ from polydyn.graph.operators import registry
 from polydyn.graph.operators.registry import Inferred, OnnxNode, RanksDiffer, Rewritten
 from polydyn.graph.regions import CannotCross, FallbackNodes, RepropagationNeeded, members, reads, region, with_regions
 from polydyn.graph.sequences import without_sequences
-from polydyn.graph.shape_values import infer_value
+from polydyn.graph.shape_values import in_range, infer_value
 from polydyn.graph.typed import Asking, HostStepRequests, Typed
 from polydyn.schedules.index import Index
 from polydyn.schedules.names import given_back, internal_name
@@ -291,7 +291,7 @@ class _Worklist:
     def with_value(self, node: OnnxNode, result: Inferred) -> Inferred:
         """Add shape arithmetic that the operator's own rule does not provide."""
         if result.value is not None:
-            return result
+            return replace(result, value=in_range(result.value, result.dtype))
         inputs = [self.view.elements(x) for x in node.inputs if x]
         known = [x for x in inputs if x is not None]
         if len(known) != len(inputs):
