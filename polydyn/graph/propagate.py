@@ -223,7 +223,7 @@ class _Worklist:
         out: list[object] = []
         for x in (*node.inputs, *captured_by(node)):
             if x and x not in self.constants:
-                value = self.view.elements(x)
+                value = self.view.known_elements(x)
                 out.append((self.view.tensor(x), None if value is None else tuple(value.flat)))
         return tuple(out)
 
@@ -292,7 +292,7 @@ class _Worklist:
         """Add shape arithmetic that the operator's own rule does not provide."""
         if result.value is not None:
             return replace(result, value=in_range(result.value, result.dtype))
-        inputs = [self.view.elements(x) for x in node.inputs if x]
+        inputs = [self.view.known_elements(x) for x in node.inputs if x]
         known = [x for x in inputs if x is not None]
         if len(known) != len(inputs):
             return result

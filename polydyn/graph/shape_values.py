@@ -2,7 +2,7 @@
 
 The propagator applies this table after an operator's own rule if the elements of all inputs are known, so operators
 need no code for it. Elements are ``Dim``. Float detours (``floor(H * 0.5)``) are exact ``Ratio`` values. If an element
-has no exact form, the whole value is unknown, never wrong.
+has no exact form, or comes from data, it is unknown (None), never wrong.
 """
 
 from __future__ import annotations
@@ -81,17 +81,17 @@ def as_constant(value: Array | None, dtype: str) -> Array | None:
 
 
 def infer_value(node: OnnxNode, inputs: list[Array], dtype: str, facts: ShapeContext) -> Array | None:
-    """Return the value of the node's first output, or None if the operator or an element has no exact meaning."""
+    """Return the value of the node's first output: None for an element without an exact meaning, or for all."""
     rule = VALUES.get(node.op)
     if rule is None or not inputs:
         return None
     flat = np.broadcast_arrays(*inputs, subok=False) if len(inputs) > 1 else inputs
     out = np.empty(flat[0].shape, object)
     for i in np.ndindex(*out.shape):
-        x = rule(_Asked(node, dtype, facts), *(a[i] for a in flat))
-        if x is None:
-            return None
-        out[i] = Ratio(facts.canonical(x.top), x.bottom) if isinstance(x, Ratio) else facts.canonical(x)
+        operands = [a[i] for a in flat]
+        x = None if any(o is None for o in operands) else rule(_Asked(node, dtype, facts), *operands)
+        if x is not None:
+            out[i] = Ratio(facts.canonical(x.top), x.bottom) if isinstance(x, Ratio) else facts.canonical(x)
     return in_range(out, dtype, node.op in ("Cast", "CastLike"))
 
 
@@ -102,24 +102,21 @@ NARROW_DTYPES = ("int8", "int16", "uint8", "uint16", "uint32", "uint64")
 def in_range(value: Array, dtype: str, is_cast: bool = False) -> Array | None:
     """Wrap numbers to the range of an integer dtype, as its arithmetic does.
 
-    Returns None for a size in a dtype of ``NARROW_DTYPES``, or for a cast that changes a number: its source may be a
-    float, which does not wrap.
+    A size in a dtype of ``NARROW_DTYPES`` is unknown, and so is the result of a cast that changes a number: its source
+    may be a float, which does not wrap. Returns None if no element is known.
     """
     own = numpy_dtype(dtype)
-    if own.kind not in "iu":
-        return value
-    ends = np.iinfo(own)
     out: Array = value.copy()
-    for i, x in np.ndenumerate(value):
-        number = x.constant if isinstance(x, Index) else None
-        if number is None:
-            if dtype in NARROW_DTYPES:
-                return None
-        elif not ends.min <= number <= ends.max:
-            if is_cast:
-                return None
-            out[i] = Index.of((number - ends.min) % (ends.max - ends.min + 1) + ends.min)
-    return out
+    if own.kind in "iu":
+        ends = np.iinfo(own)
+        for i, x in np.ndenumerate(value):
+            number = x.constant if isinstance(x, Index) else None
+            if number is None:
+                out[i] = None if dtype in NARROW_DTYPES else x
+            elif not ends.min <= number <= ends.max:
+                wrapped = (number - ends.min) % (ends.max - ends.min + 1) + ends.min
+                out[i] = None if is_cast else Index.of(wrapped)
+    return None if out.size and all(x is None for x in out.flat) else out
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,8 @@ from tests.support.tiny import model, node, run
 
 F = "float32"
 INT, FLOAT = 7, 1
-FLOATS = {"half": np.float32(0.5), "third": np.float32(1 / 3), "two": np.float32(2)}
+FLOATS = {"halves": np.array([0.5, 1.5], np.float32)}
+FLOATS |= {"half": np.float32(0.5), "third": np.float32(1 / 3), "two": np.float32(2)}
 
 CHAINS = {
     "half": [node("Cast", "n", "f", to=FLOAT), node("Mul", "f half", "g"), node("Floor", "g", "h"),
@@ -44,11 +45,26 @@ CHAINS = {
                      node("Cast", "c", "m", to=INT)],
     "finite": [node("Cast", "n", "f", to=FLOAT), node("IsNaN", "f", "a"), node("IsInf", "f", "b"),
                node("Or", "a b", "c"), node("Where", "c four n", "m")],
+    "slice of floats": [node("Concat", "n n", "a", axis=0), node("Cast", "a", "f", to=FLOAT),
+                        node("Mul", "f halves", "g"), node("Slice", "g one_ two_", "h"),
+                        node("Cast", "h", "m", to=INT)],
+    "prefix sums": [node("Concat", "n one_ n", "a", axis=0), node("CumSum", "a zero_", "b"),
+                    node("CumSum", "a zero_", "c", exclusive=1, reverse=1), node("Add", "b c", "d"),
+                    node("Slice", "d one_ two_", "m")],
+    "read elements": [node("Concat", "one_ n", "a", axis=0), node("GatherElements", "a minus", "m")],
+    "read tuples": [node("Concat", "one_ n", "a", axis=0), node("GatherND", "a tuple", "b"),
+                    node("Add", "b one_", "m")],
+    "written elements": [node("Concat", "one_ n", "a", axis=0), node("Add", "n two_", "b"),
+                         node("ScatterElements", "a minus b", "c"), node("Slice", "c one_ two_", "m")],
+    "written tuples": [node("Concat", "one_ four", "a", axis=0), node("ScatterND", "a tuple n", "b"),
+                       node("Slice", "b one_ two_", "m")],
     "logic": [node("Less", "minus n", "a"), node("Not", "a", "b"), node("Cast", "b", "c", to=INT),
               node("Add", "c n", "m")],
 }  # fmt: skip
-INTS = {"four": np.array([4]), "zero": np.array([0]), "nine": np.array([9]), "minus": np.array([-1]),
-        "one_": np.array([1]), "two_": np.array([2]), "three_": np.array(3), "nine_": np.array(9), "zero_": np.array(0)}
+INTS = {
+    "four": np.array([4]), "zero": np.array([0]), "nine": np.array([9]), "minus": np.array([-1]), "one_": np.array([1]),
+    "two_": np.array([2]), "three_": np.array(3), "nine_": np.array(9), "zero_": np.array(0), "tuple": np.array([[1]]),
+}  # fmt: skip
 
 
 def chain(name: str) -> onnx.ModelProto:
