@@ -88,7 +88,8 @@ def check_supported(graph: ImportedGraph) -> None:
         names = ", ".join(f"{op} (node {node})" for op, node in sorted(missing.items()))
         raise UnsupportedError(
             f"{len(missing)} operator(s) of this model are not supported: {names}",
-            node=next(iter(missing.values())), remedy="add the operators under polydyn/graph/operators",
+            node=next(iter(missing.values())),
+            remedy="compile with Options(fallback='onnxruntime'), or write them as in docs/extending.md",
         )  # fmt: skip
     ours = [n for n in graph.nodes if not n.fallback]
     for n in ours:
