@@ -471,5 +471,6 @@ def test_sequences_whose_elements_are_known_are_written_away() -> None:
     }"""
     check(parsed(text), *({"x": f32(n, 6), "z": f32(n, 2)} for n in (1, 7)))
     data = text.replace("turns = Constant <value = int64 {2}> ()", "turns = Size (x)")
+    check(parsed(data), *({"x": f32(n, 6), "z": f32(n, 2)} for n in (1, 2)))
     with pytest.raises(UnsupportedError, match="SequenceEmpty"):
-        polydyn.compile(parsed(data))
+        polydyn.compile(parsed(data.replace("SequenceInsert (before, w)", "SequenceInsert (before, w, i)")))

@@ -119,8 +119,8 @@ def test_strings_stay_inside_a_region() -> None:
 
 def test_sequences_that_data_decide_stay_inside_a_region() -> None:
     m = model(
-        [node("Neg", "x", "a"), node("SplitToSequence", "a", "s", axis=0, keepdims=0), node("SequenceAt", "s k", "b"),
-         node("Relu", "b", "y")], {"x": (F, ["N", 3]), "k": ("int64", [])}, ["y"],
+        [node("Neg", "x", "a"), node("SplitToSequence", "a two", "s", axis=0), node("SequenceAt", "s k", "b"),
+         node("Relu", "b", "y")], {"x": (F, ["N", 3]), "k": ("int64", [])}, ["y"], {"two": np.array(2)},
     )  # fmt: skip
     (step,) = imported(m).steps
     assert step.inputs == ("a", "k") and step.outputs == ("b",)
