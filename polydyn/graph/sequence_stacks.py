@@ -6,7 +6,7 @@ Loop, followed by a concatenation, is a scan output of the Loop.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -24,11 +24,15 @@ READERS = ("SequenceAt", "SequenceLength", "ConcatFromSequence")
 
 @dataclass(frozen=True)
 class Stack:
-    """A sequence of the slices of ``tensor`` along ``axis``. ``is_kept``: each element keeps the axis, with size 1."""
+    """A sequence of the slices of ``tensor`` along ``axis``.
+
+    ``is_kept``: each slice keeps the axis, with size 1. ``first``: further elements before the slices.
+    """
 
     tensor: str
     axis: int
     is_kept: bool
+    first: tuple[str, ...] = ()
 
 
 class Writer(Protocol):
@@ -73,9 +77,12 @@ class _Steps:
                 x = self.op("Einsum", x, equation=f"{there}->{front}" if to_front else f"{front}->{there}")
         return x
 
-    def finish(self, x: str) -> None:
-        """Make a tensor the node's result."""
-        self.op("Identity", x, is_last=True)
+    def finish(self, x: str, first: Sequence[str], axis: int) -> None:
+        """Make the concatenation of ``first`` and a tensor the node's result."""
+        if first:
+            self.op("Concat", *first, x, is_last=True, axis=axis)
+        else:
+            self.op("Identity", x, is_last=True)
 
 
 def _subscripts(place: int) -> tuple[str, str]:
@@ -110,7 +117,8 @@ def concatenate(w: Writer, n: OnnxNode, stack: Stack) -> None:
         size = s.constant([source + 1 if source >= 0 else source])
         x, source = s.op("Unsqueeze", s.moved(x, source, 0), size), 0
     if n.attribute("new_axis", 0):
-        s.finish(s.moved(x, source, axis))
+        place = s.constant([axis])
+        s.finish(s.moved(x, source, axis), [s.op("Unsqueeze", y, place) for y in stack.first], axis)
         return
     place = axis if axis >= 0 else axis - 1
     x = s.moved(x, source, place)
@@ -121,16 +129,18 @@ def concatenate(w: Writer, n: OnnxNode, stack: Stack) -> None:
 
     merged = s.op("Mul", cut(place, place + 1), cut(place + 1, place + 2 if place != -2 else None))
     parts = [cut(0, place), merged, *([cut(place + 2, None)] if place != -2 else [])]
-    s.op("Reshape", x, s.op("Concat", *parts, axis=0), is_last=True, allowzero=1)
+    s.finish(s.op("Reshape", x, s.op("Concat", *parts, axis=0), allowzero=1), stack.first, axis)
 
 
-def is_only_read(name: str, nodes: Iterable[OnnxNode]) -> bool:
-    """Check whether operators of ``READERS`` alone read a sequence, also inside bodies."""
+def is_only_read(name: str, nodes: Iterable[OnnxNode], readers: Sequence[str]) -> bool:
+    """Check whether these operators alone read a sequence, also inside bodies."""
     for n in nodes:
         bodies = [b for b in n.attributes.values() if isinstance(b, ImportedGraph)]
-        if name in n.inputs and n.op not in READERS:
+        if name in n.inputs and n.op not in readers:
             return False
-        if name in captured_by(n) and not all(name not in b.outputs and is_only_read(name, b.nodes) for b in bodies):
+        if name in captured_by(n) and not all(
+            name not in b.outputs and is_only_read(name, b.nodes, readers) for b in bodies
+        ):
             return False
     return True
 

@@ -1,9 +1,9 @@
 """Eliminate sequences and optionals whose elements are known when the model is read.
 
 A sequence is a tuple of tensor names, or a stack (``sequence_stacks.py``) if a size is the number of its elements. A
-Loop over sequences is unrolled if its number of iterations is known; otherwise it may append to empty ones, and read
-stacks. Other uses stay, together with the nodes that compute what they read. They are then rejected by name like all
-other unsupported operators.
+Loop over sequences is unrolled if its number of iterations is known; otherwise it may append to them, and read stacks.
+Other uses stay, together with the nodes that compute what they read. They are then rejected by name like all other
+unsupported operators.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from polydyn.graph.importer import ImportedGraph, renamed
 from polydyn.graph.inner import captured_by
 from polydyn.graph.operators.registry import OnnxNode
 from polydyn.graph.sequence_stacks import (
+    READERS,
     Stack,
     appended,
     concatenate,
@@ -123,16 +124,11 @@ def _length(w: _Writer, n: OnnxNode) -> bool:
     return known is not None
 
 
-def is_kept(n: OnnxNode) -> bool:
-    """Check whether the parts of a SplitToSequence keep its axis, as those of given sizes do."""
-    return len(n.inputs) > 1 or bool(n.attribute("keepdims", 1))
-
-
 def _split(w: _Writer, n: OnnxNode) -> bool:
     """Split into parts of given sizes. The number of parts of equal size would depend on the shape."""
     sizes = w.constants.get(n.inputs[1]) if len(n.inputs) > 1 else np.array(1)
     if sizes is not None and sizes.ndim == 0 and sizes == 1:
-        w.stacks[n.outputs[0]] = Stack(n.inputs[0], n.attribute("axis", 0), is_kept(n))
+        w.stacks[n.outputs[0]] = Stack(n.inputs[0], n.attribute("axis", 0), bool(n.attribute("keepdims", 1)))
         return True
     if sizes is None or sizes.ndim != 1:
         return False
@@ -228,18 +224,19 @@ def _unrolled(w: _Writer, n: OnnxNode) -> list[OnnxNode] | None:
 
 
 def _appending(w: _Writer, n: OnnxNode, graph: ImportedGraph) -> OnnxNode:
-    """Return a Loop that appends to empty sequences with scan outputs, if nodes only read these sequences."""
+    """Return a Loop that appends to known sequences with scan outputs, if nodes only read the results."""
     body, states = n.attributes.get("body"), dict[int, str]()
     if n.op != "Loop" or not isinstance(body, ImportedGraph):
         return n
     for k, (name, first) in enumerate(zip(n.outputs, n.inputs[2:], strict=False)):
-        element = appended(n, body, k) if name and w.elements.get(first) == () else None
-        if element and name not in graph.outputs and is_only_read(name, graph.nodes):
+        known = w.elements.get(first)
+        element = None if known is None or not name or name in graph.outputs else appended(n, body, k)
+        if element and is_only_read(name, graph.nodes, ("ConcatFromSequence",) if known else READERS):
             states[k] = element
     if not states:
         return n
     loop, stacks = with_stacks(n, states)
-    w.stacks |= stacks
+    w.stacks |= {x: replace(s, first=w.elements[n.inputs[n.outputs.index(x) + 2]]) for x, s in stacks.items()}
     return loop
 
 

@@ -81,11 +81,21 @@ def test_rows_appended_in_a_loop_are_concatenated(axis: int, new_axis: int) -> N
     check(model([*ROWS, node("ConcatFromSequence", "rows", "y", axis=axis, new_axis=new_axis)], 3), *SHAPES)
 
 
+@pytest.mark.parametrize("new_axis", [0, 1])
+@pytest.mark.parametrize("axis", [0, slow(1), -1])
+def test_rows_appended_to_known_elements(axis: int, new_axis: int) -> None:
+    nodes = [*ROWS[:2], *START, node("Exp", "first", "second"), node("SequenceConstruct", "first second", "none")]
+    last = node("ConcatFromSequence", "rows", "y", axis=axis, new_axis=new_axis)
+    check(model([*nodes, ROWS[3], last], 3, "y", {"zero": np.array(0)}), *SHAPES)
+
+
+@pytest.mark.parametrize("given", [True, False])
 @pytest.mark.parametrize("keepdims", [0, 1])
 @pytest.mark.parametrize(("axis", "target", "new_axis"), [(0, 1, 0), (1, -1, 1), slow(-1, 0, 0), slow(-2, 1, 1)])
-def test_slices_are_concatenated(keepdims: int, axis: int, target: int, new_axis: int) -> None:
-    nodes = [node("SplitToSequence", "x", "s", axis=axis, keepdims=keepdims)]
-    check(model([*nodes, node("ConcatFromSequence", "s", "y", axis=target, new_axis=new_axis)], 3), *SHAPES[:3])
+def test_slices_are_concatenated(given: bool, keepdims: int, axis: int, target: int, new_axis: int) -> None:
+    nodes = [node("SplitToSequence", "x one" if given else "x", "s", axis=axis, keepdims=keepdims)]
+    nodes += [node("ConcatFromSequence", "s", "y", axis=target, new_axis=new_axis)]
+    check(model(nodes, 3, "y", {"one": np.array(1)}), *SHAPES[:3])
 
 
 @pytest.mark.parametrize("keepdims", [0, 1])
