@@ -176,8 +176,12 @@ class _Worklist:
         self.demand_sizes()
 
     def enter(self, body: ImportedGraph, types: Types) -> Inner:
-        """Infer the shapes inside a body of a node."""
-        return enter(body, types, self.view, lambda graph, dims, values: propagate(graph, dims, values))
+        """Infer the shapes inside a body of a node.
+
+        A carried tensor that begins as [1] and grows by a broadcast has both sizes, so that none may be assumed.
+        """
+        grows = any(d is None for _, shape in types for d in shape)
+        return enter(body, types, self.view, lambda graph, dims, values: propagate(graph, dims, values, grows))
 
     def demand_sizes(self) -> None:
         """Require that no size is negative: add a guard if this is not proven, also for tensors that fusion removes."""
