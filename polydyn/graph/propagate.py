@@ -176,12 +176,16 @@ class _Worklist:
         self.demand_sizes()
 
     def enter(self, body: ImportedGraph, types: Types) -> Inner:
-        """Infer the shapes inside a body of a node.
+        """Infer the shapes inside a body of a node. A guess about sizes of the model's inputs is one of the model.
 
         A carried tensor that begins as [1] and grows by a broadcast has both sizes, so that none may be assumed.
         """
-        grows = any(d is None for _, shape in types for d in shape)
-        return enter(body, types, self.view, lambda graph, dims, values: propagate(graph, dims, values, grows))
+        general = self.facts.general or any(d is None for _, shape in types for d in shape)
+        inner = enter(body, types, self.view, lambda graph, dims, values: propagate(graph, dims, values, general))
+        own = {s for x in self.view.graph.inputs for d in self.view.tensor(x.name).shape for s in d.symbols()}
+        pairs = [p for p in inner.typed.facts.guessed if all(d.symbols() <= own for d in p)]
+        self.facts.guessed += [p for p in pairs if p not in self.facts.guessed]
+        return inner
 
     def demand_sizes(self) -> None:
         """Require that no size is negative: add a guard if this is not proven, also for tensors that fusion removes."""
