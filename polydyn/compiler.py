@@ -176,7 +176,7 @@ def _with_general(
     """Add a second version, for calls in which one of two sizes that are assumed equal is 1."""
     try:
         other = stage("import for sizes of 1", general(), show_graph)
-        if not any(s.kind == "common" for s in other.steps):  # other facts make them equal
+        if not _has_common_sizes(other):  # other facts make them equal
             return artifact, compiled
         second, more = _prepare(stage, other, backend, records, None, begun)()
         second = _named(second, other.copies)
@@ -186,6 +186,12 @@ def _with_general(
         return replace(artifact, manifest=dict(artifact.manifest) | notes), compiled
     pairs = [(to_json(a), to_json(b)) for a, b in guessed]
     return with_general(artifact, second, pairs), compiled + more
+
+
+def _has_common_sizes(graph: Graph) -> bool:
+    """Check whether a step finds the size of a broadcast, also in the models that steps run."""
+    bodies = [b for s in graph.steps for _, b in s.bodies if isinstance(b, Graph)]
+    return any(s.kind == "common" for s in graph.steps) or any(map(_has_common_sizes, bodies))
 
 
 def _with_overrides(

@@ -144,7 +144,7 @@ def absorb_permutations(graph: Graph) -> Graph:
 
     A transpose that is the only reader is replaced by its producer. A map may also be the only reader and read at
     permuted subscripts (for example, the cast after a sum in 16 bits). Its operand is then written in the map's own
-    order.
+    order. The last axis moves only if maps between two transposes then read what is before them along rows.
     """
     tensors, consumers = dict(graph.tensors), graph.consumers()
     nodes: dict[str, Node] = {n.output: n for n in graph.nodes}
@@ -155,18 +155,34 @@ def absorb_permutations(graph: Graph) -> Graph:
         own = isinstance(source, Compute) and not source.is_view and name not in fixed and len(consumers[name]) == 1
         return source if own and isinstance(source, Compute) else None
 
+    def straight(x: Load, last: str) -> bool:
+        """Check whether a load reads rows of the last axis, seen through views and maps before it."""
+        node = nodes.get(x.buffer)
+        source = node if isinstance(node, Compute) and node.is_view else movable(x.buffer)
+        if source is not None and source.is_map:
+            return all(straight(y, last) for y in dict.fromkeys(loads(source.at(x.index))))
+        return all(last not in i.symbols() for i in x.index[:-1])
+
+    def absorbed(n: Compute, x: Load) -> bool:
+        """Check whether the producer of a load should write the order of its reader."""
+        last, source = dim_name(len(tensors[n.output].shape) - 1), nodes.get(x.buffer)
+        kept = x.index[-1:] == (Index.of(last),)
+        return _is_permutation(tensors, n, x) and (
+            kept or (isinstance(source, Compute) and source.is_map and straight(x, last))
+        )
+
     for name in reversed([n.output for n in graph.nodes]):  # readers before producers
         n = nodes.get(name)
         if not isinstance(n, Compute) or not n.is_map:
             continue
         view = n.body if n.is_view and isinstance(n.body, Load) else None
-        source = movable(view.buffer) if view and _is_permutation(tensors, n, view) else None
+        source = movable(view.buffer) if view and absorbed(n, view) else None
         if view and source:
             n = nodes[name] = replace(source, output=name, body=source.at(view.index))
             del nodes[source.output]
         for x in dict.fromkeys(loads(n.body)) if n.is_map and not n.is_view else ():
             source, alone = movable(x.buffer), all(y == x for y in loads(n.body) if y.buffer == x.buffer)
-            if source and alone and x.index != _in_order(x).index and _is_permutation(tensors, n, x):
+            if source and alone and x.index != _in_order(x).index and absorbed(n, x):
                 nodes[x.buffer] = replace(source, body=source.at(x.index))
                 tensors[x.buffer] = replace(tensors[x.buffer], shape=tensors[name].shape)
                 n = nodes[name] = replace(n, body=transform(n.body, partial(_replace_load, x, _in_order(x))))
@@ -184,7 +200,7 @@ def _replace_load(old: Value, new: Value, v: Value) -> Value:
 
 
 def _is_permutation(tensors: Mapping[str, Tensor], n: Compute, x: Load) -> bool:
-    """Check whether a node reads a tensor through a permutation of its axes that keeps the last axis last."""
+    """Check whether a node reads a tensor through a permutation of its axes."""
     axes = [dim_name(a) for a in range(len(tensors[n.output].shape))]
     names = [str(i) for i in x.index if i.is_symbol]
-    return len(names) == len(x.index) and sorted(names) == sorted(axes) and names[-1:] == axes[-1:]
+    return len(names) == len(x.index) and sorted(names) == sorted(axes)

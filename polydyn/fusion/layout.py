@@ -133,7 +133,9 @@ class _Layout(Rewriting):
         """Store the weights [C, ...] of a depthwise convolution, or of narrow groups, channels last too: vectors run
         along C.
         """
-        if not isinstance(v, Load) or v.buffer not in self.graph.constants or v.index[0] != Index.of(dim_name(1)):
+        if not isinstance(v, Load) or v.buffer not in self.graph.constants or len(v.index) < 2:  # scales, zero points
+            return v
+        if v.index[0] != Index.of(dim_name(1)):
             return v
         c, *taps = v.index
         name, array = f"{v.buffer}{SUFFIX}", self.graph.constants[v.buffer]

@@ -144,6 +144,10 @@ class _Builder:
         """Return the shape arithmetic that the tensor holds, including fractions."""
         return self.typed.elements(name) if name in self.typed.inferred else None
 
+    def known_elements(self, name: str) -> Array | None:
+        """Return the shape arithmetic that the tensor holds in part."""
+        return self.typed.known_elements(name) if name in self.typed.inferred else None
+
     def constant(self, name: str) -> Array | None:
         """Return the array of a constant."""
         if name in self.typed.inferred:
@@ -151,14 +155,9 @@ class _Builder:
         return self.constants.get(name)
 
     def compute(
-        self,
-        shape: tuple[Dim, ...],
-        body: Value,
-        *,
-        output: str | None = None,
-        reduction: tuple[Dim, ...] = (),
+        self, shape: tuple[Dim, ...], body: Value, *, output: str | None = None, reduction: tuple[Dim, ...] = (),
         reduce: str | None = None,
-    ) -> str:
+    ) -> str:  # fmt: skip
         """Add a Compute. Its subscripts are simplified with all facts and the extents of its iterators."""
         name = output or self._fresh()
         shape = tuple(map(self.facts.canonical, shape))

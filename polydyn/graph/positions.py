@@ -18,6 +18,8 @@ from polydyn.schedules.ranges import Ranges
 
 MAX_TERMS = 16
 """Maximum terms of a formula. Longer ones stay tensors."""
+MAX_POSITION = 1 << 48
+"""Maximum magnitude of a constant that has a formula. Differences of larger ones may overflow."""
 FORMULA_DTYPES = ("int64", "int32")
 """Dtypes of formulas. Overflow is not modelled, as for all sizes."""
 
@@ -49,6 +51,8 @@ class Positions:
         """Record the formula of a constant that is affine in its position (iotas, equal numbers), and its interval."""
         self.intervals.learn_constant(name, array)
         if str(array.dtype) not in FORMULA_DTYPES or array.size == 0:
+            return
+        if max(-int(array.min()), int(array.max())) > MAX_POSITION:
             return
         origin = (0,) * array.ndim
         formula, values = Index.of(int(array[origin])), np.full(array.shape, array[origin])

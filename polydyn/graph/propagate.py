@@ -32,7 +32,7 @@ from polydyn.graph.operators import registry
 from polydyn.graph.operators.registry import Inferred, OnnxNode, RanksDiffer, Rewritten
 from polydyn.graph.regions import CannotCross, FallbackNodes, RepropagationNeeded, members, reads, region, with_regions
 from polydyn.graph.sequences import without_sequences
-from polydyn.graph.shape_values import infer_value
+from polydyn.graph.shape_values import in_range, infer_value
 from polydyn.graph.typed import Asking, HostStepRequests, Typed
 from polydyn.schedules.index import Index
 from polydyn.schedules.names import given_back, internal_name
@@ -88,7 +88,8 @@ def check_supported(graph: ImportedGraph) -> None:
         names = ", ".join(f"{op} (node {node})" for op, node in sorted(missing.items()))
         raise UnsupportedError(
             f"{len(missing)} operator(s) of this model are not supported: {names}",
-            node=next(iter(missing.values())), remedy="add the operators under polydyn/graph/operators",
+            node=next(iter(missing.values())),
+            remedy="compile with Options(fallback='onnxruntime'), or write them as in docs/extending.md",
         )  # fmt: skip
     ours = [n for n in graph.nodes if not n.fallback]
     for n in ours:
@@ -175,8 +176,16 @@ class _Worklist:
         self.demand_sizes()
 
     def enter(self, body: ImportedGraph, types: Types) -> Inner:
-        """Infer the shapes inside a body of a node."""
-        return enter(body, types, self.view, lambda graph, dims, values: propagate(graph, dims, values))
+        """Infer the shapes inside a body of a node. A guess about sizes of the model's inputs is one of the model.
+
+        A carried tensor that begins as [1] and grows by a broadcast has both sizes, so that none may be assumed.
+        """
+        general = self.facts.general or any(d is None for _, shape in types for d in shape)
+        inner = enter(body, types, self.view, lambda graph, dims, values: propagate(graph, dims, values, general))
+        own = {s for x in self.view.graph.inputs for d in self.view.tensor(x.name).shape for s in d.symbols()}
+        pairs = [p for p in inner.typed.facts.guessed if all(d.symbols() <= own for d in p)]
+        self.facts.guessed += [p for p in pairs if p not in self.facts.guessed]
+        return inner
 
     def demand_sizes(self) -> None:
         """Require that no size is negative: add a guard if this is not proven, also for tensors that fusion removes."""
@@ -223,7 +232,7 @@ class _Worklist:
         out: list[object] = []
         for x in (*node.inputs, *captured_by(node)):
             if x and x not in self.constants:
-                value = self.view.elements(x)
+                value = self.view.known_elements(x)
                 out.append((self.view.tensor(x), None if value is None else tuple(value.flat)))
         return tuple(out)
 
@@ -291,8 +300,8 @@ class _Worklist:
     def with_value(self, node: OnnxNode, result: Inferred) -> Inferred:
         """Add shape arithmetic that the operator's own rule does not provide."""
         if result.value is not None:
-            return result
-        inputs = [self.view.elements(x) for x in node.inputs if x]
+            return replace(result, value=in_range(result.value, result.dtype))
+        inputs = [self.view.known_elements(x) for x in node.inputs if x]
         known = [x for x in inputs if x is not None]
         if len(known) != len(inputs):
             return result

@@ -1,14 +1,15 @@
 """Eliminate sequences and optionals whose elements are known when the model is read.
 
-A sequence is a tuple of tensor names. A Loop over sequences is unrolled if its number of iterations is known. Other
-uses (a position that is data, a Loop that data end) stay, together with the nodes that compute what they read. They are
-then rejected by name like all other unsupported operators.
+A sequence is a tuple of tensor names, or a stack (``sequence_stacks.py``) if a size is the number of its elements. A
+Loop over sequences is unrolled if its number of iterations is known; otherwise it may append to them, and read stacks.
+Other uses stay, together with the nodes that compute what they read. They are then rejected by name like all other
+unsupported operators.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -16,6 +17,16 @@ import numpy as np
 from polydyn.graph.importer import ImportedGraph, renamed
 from polydyn.graph.inner import captured_by
 from polydyn.graph.operators.registry import OnnxNode
+from polydyn.graph.sequence_stacks import (
+    READERS,
+    Stack,
+    appended,
+    concatenate,
+    is_only_read,
+    read_element,
+    read_length,
+    with_stacks,
+)
 from polydyn.schedules.expr import Array
 
 OPSET = 21
@@ -32,12 +43,12 @@ class _Writer:
     elements: dict[str, tuple[str, ...]] = field(default_factory=dict)
     dropped: dict[str, OnnxNode] = field(default_factory=dict)
     """Maps a result of an eliminated node to the node."""
-    slices: dict[str, OnnxNode] = field(default_factory=dict)
-    """Maps a sequence of all slices of length 1, whose number is the size of an axis, to its SplitToSequence."""
+    stacks: dict[str, Stack] = field(default_factory=dict)
+    """Sequences whose number of elements is the size of an axis."""
 
     def keep(self, names: Iterable[str]) -> None:
         """Restore the nodes whose sequences are read after all."""
-        sequences = self.elements.keys() | self.slices.keys()
+        sequences = self.elements.keys() | self.stacks.keys()
         for n in [self.dropped.pop(x) for x in names if x in self.dropped and x in sequences]:
             self.keep(n.inputs)
             self.nodes.append(n)
@@ -92,8 +103,9 @@ def _erase(w: _Writer, n: OnnxNode) -> bool:
 
 
 def _at(w: _Writer, n: OnnxNode) -> bool:
-    if n.inputs[0] in w.slices:
-        return _slice(w, n, w.slices[n.inputs[0]])
+    if n.inputs[0] in w.stacks:
+        read_element(w, n, w.stacks[n.inputs[0]])
+        return True
     known = w.elements.get(n.inputs[0])
     at = None if known is None else w.position(n, 1, len(known), 0)
     if known is None or at is None or at >= len(known):
@@ -102,20 +114,10 @@ def _at(w: _Writer, n: OnnxNode) -> bool:
     return True
 
 
-def _slice(w: _Writer, n: OnnxNode, split: OnnxNode) -> bool:
-    """Turn an element of all slices into a Gather at a constant position. Like every gather it is checked against the
-    axis.
-    """
-    at = w.constants.get(n.inputs[1])
-    if at is None:
-        return False
-    kept = len(split.inputs) > 1 or split.attribute("keepdims", 1)
-    w.constants[f"{n.outputs[0]}.at"] = at.reshape([1] if kept else []).astype(np.int64)
-    w.node(n, "Gather", (split.inputs[0], f"{n.outputs[0]}.at"), n.outputs, axis=split.attribute("axis", 0))
-    return True
-
-
 def _length(w: _Writer, n: OnnxNode) -> bool:
+    if n.inputs[0] in w.stacks:
+        read_length(w, n, w.stacks[n.inputs[0]])
+        return True
     known = w.elements.get(n.inputs[0])
     if known is not None:
         w.constants[n.outputs[0]] = np.array(len(known), np.int64)
@@ -126,7 +128,7 @@ def _split(w: _Writer, n: OnnxNode) -> bool:
     """Split into parts of given sizes. The number of parts of equal size would depend on the shape."""
     sizes = w.constants.get(n.inputs[1]) if len(n.inputs) > 1 else np.array(1)
     if sizes is not None and sizes.ndim == 0 and sizes == 1:
-        w.slices[n.outputs[0]] = n
+        w.stacks[n.outputs[0]] = Stack(n.inputs[0], n.attribute("axis", 0), bool(n.attribute("keepdims", 1)))
         return True
     if sizes is None or sizes.ndim != 1:
         return False
@@ -137,6 +139,9 @@ def _split(w: _Writer, n: OnnxNode) -> bool:
 
 
 def _concat(w: _Writer, n: OnnxNode) -> bool:
+    if n.inputs[0] in w.stacks:
+        concatenate(w, n, w.stacks[n.inputs[0]])
+        return True
     known, axis = w.elements.get(n.inputs[0]), n.attribute("axis", 0)
     if not known:
         return False
@@ -171,10 +176,10 @@ def _element(w: _Writer, n: OnnxNode) -> bool:
 
 
 def _same(w: _Writer, n: OnnxNode) -> bool:
-    known = w.elements.get(n.inputs[0])
-    if known is not None:
-        w.elements[n.outputs[0]] = known
-    return known is not None
+    name, copy = n.inputs[0], n.outputs[0]
+    w.elements |= {copy: w.elements[name]} if name in w.elements else {}
+    w.stacks |= {copy: w.stacks[name]} if name in w.stacks else {}
+    return name in w.elements or name in w.stacks
 
 
 RULES: dict[str, Rule] = {
@@ -218,17 +223,42 @@ def _unrolled(w: _Writer, n: OnnxNode) -> list[OnnxNode] | None:
     return nodes + [OnnxNode(f"{n.name}/{o}", "Identity", (x,), (o,), {}, OPSET) for x, o in named_results]
 
 
-def without_sequences(graph: ImportedGraph) -> ImportedGraph:
-    """Eliminate the sequences and optionals of a graph whose elements are known."""
-    if not any(n.op in RULES and n.op != "Identity" for n in graph.nodes):
+def _appending(w: _Writer, n: OnnxNode, graph: ImportedGraph) -> OnnxNode:
+    """Return a Loop that appends to known sequences with scan outputs, if nodes only read the results."""
+    body, states = n.attributes.get("body"), dict[int, str]()
+    if n.op != "Loop" or not isinstance(body, ImportedGraph):
+        return n
+    for k, (name, first) in enumerate(zip(n.outputs, n.inputs[2:], strict=False)):
+        known = w.elements.get(first)
+        element = None if known is None or not name or name in graph.outputs else appended(n, body, k)
+        if element and is_only_read(name, graph.nodes, ("ConcatFromSequence",) if known else READERS):
+            states[k] = element
+    if not states:
+        return n
+    loop, stacks = with_stacks(n, states)
+    w.stacks |= {x: replace(s, first=w.elements[n.inputs[n.outputs.index(x) + 2]]) for x, s in stacks.items()}
+    return loop
+
+
+def _with_bodies(w: _Writer, n: OnnxNode) -> OnnxNode:
+    """Eliminate the stacks that the bodies of a node read."""
+    read = {x: w.stacks[x] for x in captured_by(n) if x in w.stacks}
+    bodies = {k: without_sequences(v, read) for k, v in n.attributes.items() if isinstance(v, ImportedGraph) and read}
+    return replace(n, attributes={**n.attributes, **bodies}) if bodies else n
+
+
+def without_sequences(graph: ImportedGraph, stacks: Mapping[str, Stack] | None = None) -> ImportedGraph:
+    """Eliminate the sequences and optionals of a graph whose elements are known. ``stacks``: those outside of it."""
+    if not any(n.op in RULES and n.op != "Identity" for n in graph.nodes) and not stacks:
         return graph
-    w, todo = _Writer(dict(graph.constants)), deque(graph.nodes)
+    w, todo = _Writer(dict(graph.constants), stacks=dict(stacks or {})), deque(graph.nodes)
     while todo:
         n = todo.popleft()
         iterations = _unrolled(w, n)
         if iterations is not None:
             todo.extendleft(reversed(iterations))
             continue
+        n = _with_bodies(w, _appending(w, n, graph))
         rule = RULES.get(n.op)
         if rule is not None and rule(w, n):
             w.dropped[n.outputs[0]] = n

@@ -2,7 +2,7 @@
 
 The propagator applies this table after an operator's own rule if the elements of all inputs are known, so operators
 need no code for it. Elements are ``Dim``. Float detours (``floor(H * 0.5)``) are exact ``Ratio`` values. If an element
-has no exact form, the whole value is unknown, never wrong.
+has no exact form, or comes from data, it is unknown (None), never wrong.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
+from math import lcm
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -17,13 +18,15 @@ import numpy as np
 from polydyn.graph.dtypes import numpy_dtype, onnx_dtype
 from polydyn.graph.operators.registry import OnnxNode
 from polydyn.schedules.expr import FLOATS, Array
-from polydyn.schedules.index import Index, maximum, minimum
+from polydyn.schedules.index import ZERO, Index, maximum, minimum, product
 from polydyn.shapes.context import ShapeContext
 
 MAX_ELEMENTS = 1024
 """Maximum elements of a tensor that holds shape arithmetic."""
 MAX_DENOMINATOR = 1 << 12
 """Maximum denominator of a float that counts as an exact fraction."""
+MAX_POWER = 8
+"""Maximum exponent of a size."""
 
 
 @dataclass(frozen=True)
@@ -78,29 +81,42 @@ def as_constant(value: Array | None, dtype: str) -> Array | None:
 
 
 def infer_value(node: OnnxNode, inputs: list[Array], dtype: str, facts: ShapeContext) -> Array | None:
-    """Return the value of the node's first output, or None if the operator or an element has no exact meaning."""
+    """Return the value of the node's first output: None for an element without an exact meaning, or for all."""
     rule = VALUES.get(node.op)
     if rule is None or not inputs:
         return None
     flat = np.broadcast_arrays(*inputs, subok=False) if len(inputs) > 1 else inputs
     out = np.empty(flat[0].shape, object)
     for i in np.ndindex(*out.shape):
-        x = rule(_Asked(node, dtype, facts), *(a[i] for a in flat))
-        if x is None:
-            return None
-        out[i] = Ratio(facts.canonical(x.top), x.bottom) if isinstance(x, Ratio) else facts.canonical(x)
-        if dtype in NARROW_DTYPES and not _fits(out[i], dtype):
-            return None
-    return out
+        operands = [a[i] for a in flat]
+        x = None if any(o is None for o in operands) else rule(_Asked(node, dtype, facts), *operands)
+        if x is not None:
+            out[i] = Ratio(facts.canonical(x.top), x.bottom) if isinstance(x, Ratio) else facts.canonical(x)
+    return in_range(out, dtype, node.op in ("Cast", "CastLike"))
 
 
 NARROW_DTYPES = ("int8", "int16", "uint8", "uint16", "uint32", "uint64")
-"""Integer dtypes too narrow for sizes. They hold only numbers in their range, because they wrap where sizes do not."""
+"""Integer dtypes too narrow for sizes. They hold only numbers, because they wrap where sizes do not."""
 
 
-def _fits(x: Scalar, dtype: str) -> bool:
-    number, ends = x.constant if isinstance(x, Index) else None, np.iinfo(dtype)
-    return number is not None and ends.min <= number <= ends.max
+def in_range(value: Array, dtype: str, is_cast: bool = False) -> Array | None:
+    """Wrap numbers to the range of an integer dtype, as its arithmetic does.
+
+    A size in a dtype of ``NARROW_DTYPES`` is unknown, and so is the result of a cast that changes a number: its source
+    may be a float, which does not wrap. Returns None if no element is known.
+    """
+    own = numpy_dtype(dtype)
+    out: Array = value.copy()
+    if own.kind in "iu":
+        ends = np.iinfo(own)
+        for i, x in np.ndenumerate(value):
+            number = x.constant if isinstance(x, Index) else None
+            if number is None:
+                out[i] = None if dtype in NARROW_DTYPES else x
+            elif not ends.min <= number <= ends.max:
+                wrapped = (number - ends.min) % (ends.max - ends.min + 1) + ends.min
+                out[i] = None if is_cast else Index.of(wrapped)
+    return None if out.size and all(x is None for x in out.flat) else out
 
 
 @dataclass(frozen=True)
@@ -152,16 +168,74 @@ def _truncated(q: _Asked, a: Index, b: Index) -> Index:
 
 
 def _mod(q: _Asked, a: Scalar, b: Scalar) -> Scalar | None:
-    if isinstance(a, Ratio) or isinstance(b, Ratio) or not q.facts.nonnegative(b - 1):
+    fmod = q.node.attribute("fmod", 0)
+    if isinstance(a, Index) and isinstance(b, Index):
+        return a % b if q.facts.nonnegative(b - 1) and (not fmod or q.facts.nonnegative(a)) else None
+    x, y = _ratio(a), _ratio(b)
+    if not (fmod and q.facts.nonnegative(x.top) and q.facts.nonnegative(y.top - 1)):
         return None
-    return a % b if not q.node.attribute("fmod", 0) or q.facts.nonnegative(a) else None
+    return Ratio((x.top * y.bottom) % (y.top * x.bottom), x.bottom * y.bottom)
+
+
+def _power(q: _Asked, a: Scalar, b: Scalar) -> Scalar | None:
+    e = _ratio(b)
+    n = e.top.constant
+    if n is None or e.bottom != 1 or not 0 <= n <= MAX_POWER:
+        return None
+    x = _ratio(a)
+    top = product([x.top] * n)
+    return Ratio(top, x.bottom**n) if isinstance(a, Ratio) else top
+
+
+def _sum(q: _Asked, *xs: Scalar) -> Scalar | None:
+    ratios = [_ratio(x) for x in xs]
+    bottom = lcm(*(x.bottom for x in ratios))
+    return Ratio(sum((x.top * (bottom // x.bottom) for x in ratios), ZERO), bottom)
 
 
 def _extreme(f: Callable[..., Index]) -> Callable[..., Scalar | None]:
     def rule(q: _Asked, *xs: Scalar) -> Scalar | None:
-        return f(*xs) if all(isinstance(x, Index) for x in xs) else None
+        if all(isinstance(x, Index) for x in xs):
+            return f(*xs)
+        ratios = [_ratio(x) for x in xs]
+        bottom = lcm(*(x.bottom for x in ratios))
+        return Ratio(f(*(x.top * (bottom // x.bottom) for x in ratios)), bottom)
 
     return rule
+
+
+def _clip(q: _Asked, x: Scalar, *bounds: Scalar) -> Scalar | None:
+    names = q.node.inputs[1:]
+    if q.node.attributes.keys() & {"min", "max"}:  # opsets before 11
+        return None
+    out: Scalar | None = x
+    if names and names[0]:
+        out = _extreme(maximum)(q, out, bounds[0])
+    if len(names) > 1 and names[1]:
+        out = _extreme(minimum)(q, out, bounds[-1])
+    return out
+
+
+def _relu(q: _Asked, a: Scalar) -> Scalar | None:
+    return Ratio(maximum(a.top, 0), a.bottom) if isinstance(a, Ratio) else maximum(a, 0)
+
+
+def _sign(q: _Asked, a: Scalar) -> Scalar | None:
+    top = maximum(-1, minimum(1, _ratio(a).top))
+    return Ratio(top, 1) if isinstance(a, Ratio) else top
+
+
+def _round(q: _Asked, a: Scalar) -> Scalar | None:
+    """Round half to even: one less than half up where that is odd and ``a`` is halfway."""
+    if isinstance(a, Index):
+        return a
+    above, step = a.top * 2 + a.bottom, 2 * a.bottom
+    up = above // step
+    return Ratio(up - (1 - minimum(1, above % step)) * (up % 2), 1)
+
+
+def _finite(q: _Asked, a: Scalar) -> Scalar | None:
+    return Index.of(0)
 
 
 def _neg(q: _Asked, a: Scalar) -> Scalar | None:
@@ -220,6 +294,10 @@ def _or(q: _Asked, a: Scalar, b: Scalar) -> Scalar | None:
     return a + b - a * b if isinstance(a, Index) and isinstance(b, Index) else None
 
 
+def _xor(q: _Asked, a: Scalar, b: Scalar) -> Scalar | None:
+    return a + b - a * b * 2 if isinstance(a, Index) and isinstance(b, Index) else None
+
+
 def _where(q: _Asked, c: Scalar, a: Scalar, b: Scalar) -> Scalar | None:
     if not isinstance(c, Index):
         return None
@@ -231,11 +309,12 @@ def _where(q: _Asked, c: Scalar, a: Scalar, b: Scalar) -> Scalar | None:
 
 
 VALUES: Mapping[str, Callable[..., Any]] = {
-    "Add": _linear(1), "Sub": _linear(-1), "Mul": _mul, "Div": _div, "Mod": _mod,
-    "Min": _extreme(minimum), "Max": _extreme(maximum), "Neg": _neg, "Abs": _abs,
-    "Floor": _floor, "Ceil": _ceil, "Cast": _cast, "CastLike": _cast,
+    "Add": _linear(1), "Sub": _linear(-1), "Mul": _mul, "Div": _div, "Mod": _mod, "Pow": _power, "Sum": _sum,
+    "Min": _extreme(minimum), "Max": _extreme(maximum), "Clip": _clip, "Relu": _relu,
+    "Neg": _neg, "Abs": _abs, "Sign": _sign, "IsNaN": _finite, "IsInf": _finite,
+    "Floor": _floor, "Ceil": _ceil, "Round": _round, "Cast": _cast, "CastLike": _cast,
     "Equal": _comparison("eq"), "Less": _comparison("lt"), "LessOrEqual": _comparison("le"),
     "Greater": _comparison("gt"), "GreaterOrEqual": _comparison("ge"),
-    "Not": _not, "And": _and, "Or": _or, "Where": _where,
+    "Not": _not, "And": _and, "Or": _or, "Xor": _xor, "Where": _where,
 }  # fmt: skip
 """Maps an operator name to its meaning on one element of each input."""

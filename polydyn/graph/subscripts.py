@@ -74,7 +74,15 @@ def data_count(node: OnnxNode, ctx: Context, name: str, attribute: str) -> int:
 def data_sizes(node: OnnxNode, ctx: Context, name: str, attribute: str) -> tuple[Dim, ...]:
     """Return the elements of a tensor as sizes that depend on data."""
     names = [f"{attribute}{k}" for k in range(data_count(node, ctx, name, attribute))]
-    return ctx.ask("sizes", (name,), names, settings={"tensor": name})
+    found = ctx.ask("sizes", (name,), names, settings={"tensor": name})
+    return tuple(x if d is None else d for d, x in zip(known_sizes(ctx, name, len(found)), found, strict=True))
+
+
+def known_sizes(ctx: Context, name: str, count: int) -> list[Dim | None]:
+    """Return the elements of a tensor that are shape arithmetic, and None for those that are data or -1."""
+    known = ctx.known_elements(name)
+    items = [None] * count if known is None else list(known.flat)
+    return [x if isinstance(x, Index) and x != -1 else None for x in items]
 
 
 MAX_READ = 64

@@ -65,8 +65,8 @@ class Typed:
         known = self.inferred[name]
         return Tensor(name, known.dtype, tuple(map(self.facts.canonical, known.shape)))
 
-    def elements(self, name: str) -> Array | None:
-        """Return the known elements: Dims and Ratios."""
+    def known_elements(self, name: str) -> Array | None:
+        """Return the known elements, Dims and Ratios, and None for each of the others; None if none is known."""
         if name in self.constants:
             return elements(self.constants[name])
         value = self.inferred[name].value
@@ -76,6 +76,11 @@ class Typed:
         for i, x in enumerate(value.flat):
             out.flat[i] = self.facts.canonical(x) if isinstance(x, Index) else x
         return out
+
+    def elements(self, name: str) -> Array | None:
+        """Return the elements, Dims and Ratios, if all are known, else None."""
+        known = self.known_elements(name)
+        return None if known is None or any(x is None for x in known.flat) else known
 
     def value(self, name: str) -> Array | None:
         """Return the elements if all are Dims, else None."""
@@ -107,6 +112,10 @@ class Asking:
     def elements(self, name: str) -> Array | None:
         """Return the shape arithmetic that an input holds, including fractions."""
         return self.known.elements(name)
+
+    def known_elements(self, name: str) -> Array | None:
+        """Return the shape arithmetic that an input holds in part."""
+        return self.known.known_elements(name)
 
     def constant(self, name: str) -> Array | None:
         """Return the array of a constant input."""

@@ -44,12 +44,12 @@ def check_threads(threads: int | None) -> int:
     return threads
 
 
-def checked_feeds(feeds: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the inputs of a call. WrongTypeError: they are not a mapping."""
+def checked_feeds(feeds: Mapping[str, Any], role: str = "the inputs are") -> Mapping[str, Any]:
+    """Return the inputs of a call, or its ``out``. WrongTypeError: they are not a mapping."""
     if type(feeds) is dict or isinstance(feeds, Mapping):
         return feeds
     raise WrongTypeError(
-        f"the inputs are {'None' if feeds is None else f'a {type(feeds).__name__}'}, not a mapping of arrays by name",
+        f"{role} {'None' if feeds is None else f'a {type(feeds).__name__}'}, not a mapping of arrays by name",
         remedy="write run({'x': array}); run(None, feeds) is a method of polydyn.InferenceSession",
     )
 
@@ -185,6 +185,8 @@ class Program:
         key: list[tuple[int, ...]] = []
         arrays: list[Array] = []
         addresses: list[int] = []
+        if type(feeds) is not dict or (out is not None and type(out) is not dict):
+            checked_feeds(feeds), checked_feeds({} if out is None else out, "out is")
         if len(feeds) != len(self._inputs):
             self._reject_names(feeds)
         for name, dtype, misaligned in self._inputs:

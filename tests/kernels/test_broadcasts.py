@@ -117,3 +117,39 @@ def test_a_size_stated_to_be_1_broadcasts_without_a_guard_on_equality() -> None:
     (n,) = plan.groups[0].nodes
     assert {str(x.index[0]) for x in loads(n.body)} == {"0", "d0"}
     assert not any(g.relation == "==" and {"A", "B"} <= (g.left - g.right).symbols() for g in plan.graph.guards)
+
+
+BODIES = {
+    "loop": """turns = Squeeze (n, zero)
+        y = Loop <body = body (int64 i, bool c) => (bool c2, float[K] r) {
+            c2 = Identity (c)
+            e = Gather (x, i)
+            r = Add (e, w)
+        }> (turns, go)""",
+    "branch": """m = ReduceSum <keepdims = 0> (x)
+        p = Greater (m, none)
+        y = If <then_branch = yes () => (float[A, B] a) { a = Add (x, w) },
+                else_branch = no () => (float[C, D] b) { b = Mul (w, x) }> (p)""",
+}
+
+
+@pytest.mark.parametrize("body", BODIES)
+def test_sizes_inside_a_body_are_1_or_equal(body: str) -> None:
+    """The model itself never adds x and w, so that only its body guesses that their sizes are equal."""
+    m = onnx.parser.parse_model(f"""
+    <ir_version: 10, opset_import: ["" : 18]>
+    g (float[T, N] x, float[M] w) => (float[P, Q] y) {{
+        n = Shape <start = 0, end = 1> (x)
+        zero = Constant <value_ints = [0]> ()
+        none = Constant <value_float = 0.0> ()
+        go = Constant <value = bool {{1}}> ()
+        {BODIES[body]}
+    }}""")
+    program = compile(m, threads=1)
+    for n, k in ((4, 4), (4, 1), (1, 3), (1, 1)):
+        for sign in (1, -1):
+            x, w = np.full((3, n), sign, np.float32), np.arange(k, dtype=np.float32)
+            want = x * w if sign < 0 and body == "branch" else x + w
+            np.testing.assert_array_equal(program.run({"x": x, "w": w})["y"], want)
+    with pytest.raises(InputError):
+        program.run({"x": np.ones((3, 2), np.float32), "w": np.ones(3, np.float32)})

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -16,70 +14,9 @@ import polydyn
 from polydyn.compiler import plan_program
 from polydyn.errors import UnsupportedError
 from polydyn.graph import reference
-from polydyn.graph.dtypes import numpy_dtype
 from polydyn.graph.expand import import_model
-from polydyn.graph.ir import Graph
+from tests.support.contrib import RNG, agrees, floats, model_of
 from tests.support.marks import slow
-
-RNG = np.random.default_rng(0)
-Array = np.ndarray[Any, Any]
-
-
-def floats(*shape: int) -> Array:
-    return RNG.standard_normal(shape).astype(np.float32)
-
-
-def model_of(
-    op: str,
-    inputs: Mapping[str, tuple[str, Sequence[int | str]] | Array | None],
-    outputs: Sequence[str] = ("y",),
-    domain: str = "com.microsoft",
-    **attributes: Any,
-) -> onnx.ModelProto:
-    """Build a model of one node; an input is (dtype, dims), the array of an initializer, or absent."""
-    names = [n if x is not None else "" for n, x in inputs.items()]
-    node = helper.make_node(op, names, list(outputs), name=f"the_{op}", domain=domain, **attributes)
-    graph = helper.make_graph(
-        [node], "one",
-        [
-            helper.make_tensor_value_info(n, helper.np_dtype_to_tensor_dtype(numpy_dtype(x[0])), list(x[1]))
-            for n, x in inputs.items() if isinstance(x, tuple)
-        ],
-        [helper.make_empty_tensor_value_info(o) for o in outputs if o],
-        [numpy_helper.from_array(x, n) for n, x in inputs.items() if isinstance(x, np.ndarray)],
-    )  # fmt: skip
-    opsets = [helper.make_opsetid("", 17), helper.make_opsetid("com.microsoft", 1)]
-    return helper.make_model(graph, opset_imports=opsets, ir_version=8)
-
-
-@lru_cache(maxsize=1)
-def compiled(model: bytes, kernels: bool) -> tuple[onnxruntime.InferenceSession, Graph, polydyn.Program | None]:
-    """Open the model in ONNX Runtime, as primitives, and compiled: once for all the shapes of a test."""
-    options = onnxruntime.SessionOptions()
-    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
-    session = onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
-    return session, import_model(model), polydyn.compile(model, threads=1) if kernels else None
-
-
-def agrees(
-    model: onnx.ModelProto, *calls: dict[str, Array], tolerance: float = 2e-5, steps: int = 0, kernels: bool = True
-) -> None:
-    """Check that primitives and kernels of a model equal ONNX Runtime; ``steps``: tolerance of integer outputs.
-
-    Without ``kernels`` nothing is compiled: for further forms of an operator whose first forms are compiled.
-    """
-    session, graph, program = compiled(model.SerializeToString(deterministic=True), kernels)
-    for feeds in calls:
-        wanted = session.run(None, feeds)
-        for results in (reference.evaluate(graph, feeds), *((program.run(feeds),) if program else ())):
-            for (name, got), want in zip(results.items(), wanted, strict=True):
-                assert got.dtype == want.dtype and got.shape == want.shape, (name, got.shape, want.shape)
-                a, b = got.astype(np.float64), want.astype(np.float64)
-                if want.dtype.kind == "f":
-                    np.testing.assert_allclose(a, b, tolerance, tolerance, err_msg=name)
-                else:
-                    assert np.abs(a - b).max(initial=0) <= steps, name
-
 
 ROWS = [{"x": floats(b, n, 8)} for b, n in ((1, 1), (2, 7), (3, 33), (0, 5))]
 
@@ -140,6 +77,12 @@ def test_embeddings(segments: bool) -> None:
         feeds |= {"segments": RNG.integers(0, 2, (b, n))} if segments else {}
         calls.append({k: v.astype(np.int32) for k, v in feeds.items()})
     agrees(model, *calls)
+
+
+@pytest.mark.parametrize("metric", [{}, {"metric": "euclidean"}])
+def test_distances(metric: dict[str, Any]) -> None:
+    model = model_of("CDist", {"a": ("float32", ("M", "K")), "b": ("float32", ("N", "K"))}, **metric)
+    agrees(model, *({"a": floats(m, k), "b": floats(n, k)} for m, n, k in ((1, 1, 1), (2, 7, 5), (33, 2, 3))))
 
 
 @pytest.mark.parametrize(
@@ -299,90 +242,6 @@ def test_a_total_length_that_is_data() -> None:
         feeds |= {k: floats(b, 2, p, 16) for k in ("pk", "pv")}
         for got, want in zip(program.run(feeds).values(), session.run(None, feeds), strict=True):
             np.testing.assert_allclose(got, want, 2e-5, 2e-5)
-
-
-# -- integers --------------------------------------------------------------------------------------------------------
-
-SCALE = np.array(0.05, np.float32)
-
-
-def scaled(scale: float, zero: int, dtype: str = "uint8") -> tuple[Array, Array]:
-    return np.array(scale, np.float32), np.array(zero, dtype)
-
-
-def byte(*shape: int) -> Array:
-    return RNG.integers(0, 256, shape).astype(np.uint8)
-
-
-@pytest.mark.parametrize("op", ["QLinearAdd", "QLinearMul"])
-def test_quantized_arithmetic(op: str) -> None:
-    (sa, za), (sb, zb), (sc, zc) = scaled(0.1, 120), scaled(0.07, 3), scaled(0.2, 128)
-    given = {
-        "a": ("uint8", ("B", 8)), "sa": sa, "za": za, "b": ("uint8", ("B", 8)), "sb": sb, "zb": zb, "sc": sc, "zc": zc,
-    }  # fmt: skip
-    agrees(model_of(op, given), *({"a": byte(n, 8), "b": byte(n, 8)} for n in (0, 1, 7, 33)), steps=1)
-
-
-@pytest.mark.parametrize(("op", "attributes"), [
-    ("QLinearSigmoid", {}), ("QLinearLeakyRelu", {"alpha": 0.2}), ("QLinearSoftmax", {"axis": -1, "opset": 13}),
-    ("QLinearGlobalAveragePool", {}), ("QLinearAveragePool", {"kernel_shape": [2, 2]}),
-])  # fmt: skip
-def test_quantized_functions(op: str, attributes: dict[str, Any]) -> None:
-    (sa, za), (sy, zy) = scaled(0.1, 120), scaled(0.01 if "S" in op[7:] else 0.1, 3)
-    dims: tuple[int | str, ...] = ("B", 3, 4, 5) if "Pool" in op else ("B", 8)
-    model = model_of(op, {"x": ("uint8", dims), "sx": sa, "zx": za, "sy": sy, "zy": zy}, **attributes)
-    agrees(model, *({"x": byte(n, *dims[1:])} for n in (1, 7)), steps=1)  # type: ignore[arg-type]
-
-
-def test_quantized_concatenation() -> None:
-    (sa, za), (sb, zb), (sy, zy) = scaled(0.1, 120), scaled(0.07, 3), scaled(0.2, 128)
-    given = {
-        "sy": sy, "zy": zy, "a": ("uint8", ("B", 3)), "sa": sa, "za": za, "b": ("uint8", ("B", 4)), "sb": sb, "zb": zb,
-    }  # fmt: skip
-    agrees(model_of("QLinearConcat", given, axis=1), *({"a": byte(n, 3), "b": byte(n, 4)} for n in (1, 7)), steps=1)
-
-
-def test_quantized_products() -> None:
-    # weights of 7 bits: without VNNI, ONNX Runtime adds pairs of products in 16 bits, which saturate
-    a, w = ("uint8", ("B", 8)), RNG.integers(-64, 64, (8, 5)).astype(np.int8)
-    (sa, za), (sb, zb) = scaled(0.1, 120), scaled(0.07, 3, "int8")
-    given: dict[str, Any] = {"a": a, "w": w, "sa": sa, "sb": sb, "za": za, "zb": zb, "bias": floats(5)}
-    calls = [{"a": byte(n, 8)} for n in (1, 7, 33)]
-    agrees(model_of("MatMulIntegerToFloat", given), *calls)
-    given = {"a": ("float32", ("B", 8)), "w": w, "sb": sb, "zb": zb, "bias": floats(5)}
-    agrees(model_of("DynamicQuantizeMatMul", given), *({"a": floats(n, 8)} for n in (1, 7, 33)))
-    c = RNG.integers(-100, 100, 5).astype(np.int32)
-    given = {"a": a, "sa": sa, "za": za, "w": w, "sb": sb, "zb": zb, "c": c}
-    agrees(model_of("QGemm", given), *calls)
-    agrees(model_of("QGemm", {**given, "sy": scaled(1.0, 0)[0], "zy": np.array(100, np.uint8)}), *calls, steps=1)
-
-
-@pytest.mark.parametrize("dtype", ["int8", "uint8"])
-def test_products_of_rows_that_are_quantized_by_their_extremes(dtype: str) -> None:
-    """Weights of 6 bits: ONNX Runtime's sums of two products saturate at 16 bits on AVX2."""
-    low = -64 if dtype == "int8" else 0
-    for shape, scales, bias in (((8, 5), (1,), True), ((8, 5), (5,), True), ((3, 8, 5), (3, 1, 5), False)):
-        w, zeros = (RNG.integers(low, 64, s).astype(dtype) for s in (shape, scales))
-        given = {"a": ("float32", ("A", "B", 8)), "w": w, "s": np.abs(floats(*scales)) + 0.01, "z": zeros}
-        model = model_of("DynamicQuantizeMatMul", given | ({"bias": floats(5)} if bias else {}))
-        agrees(model, *({"a": floats(3, n, 8)} for n in (0, 1, 7)), tolerance=1e-4)
-
-
-@pytest.mark.parametrize("zeros", [True, False])
-@pytest.mark.parametrize(("k", "block"), [(32, 32), (48, 32), (64, 16)])
-def test_products_with_weights_of_four_bits(zeros: bool, k: int, block: int) -> None:
-    n, blocks = 5, -(-k // block)
-    given = {
-        "a": ("float32", ("B", "L", k)), "w": byte(n, blocks, block // 2),
-        "s": np.abs(floats(n * blocks)) * 0.1, "z": byte(n * -(-blocks // 2)) if zeros else None,
-    }  # fmt: skip
-    model = model_of("MatMulNBits", given, K=k, N=n, bits=4, block_size=block)
-    agrees(model, *({"a": floats(b, m, k)} for b, m in ((1, 1), (2, 7))), tolerance=1e-4)
-
-
-def test_an_attribute_that_nobody_reads_is_refused_by_name() -> None:
-    with pytest.raises(UnsupportedError, match="the attribute shape=3"):
-        import_model(model_of("QuickGelu", {"x": ("float32", ("B",))}, shape=3))
 
 
 def decomposed(model: onnx.ModelProto) -> onnx.ModelProto:

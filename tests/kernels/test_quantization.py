@@ -297,6 +297,25 @@ def test_convolutions(weight: tuple[int, ...], attributes: dict[str, Any]) -> No
         check_with_onnxruntime(own, f, 0)
 
 
+@pytest.mark.parametrize("kernel", [(3,), (3, 3)])
+@pytest.mark.parametrize(("group", "channels"), [(8, 8), (4, 8), (8, 16)])
+def test_groups_of_few_channels_with_constant_zero_points(group: int, channels: int, kernel: tuple[int, ...]) -> None:
+    """A quantizer of CNNs writes them as a ConvInteger whose sums are scaled: MobileNet, SegFormer."""
+    constants = {
+        "w": byte("int8", channels, 8 // group, *kernel), "zx": np.uint8(9), "zw": np.int8(3), "s": np.float32(0.25),
+        "b": RNG.integers(-50, 50, (1, channels, *(1 for _ in kernel))).astype(np.float32),
+    }  # fmt: skip
+    nodes = [
+        node("ConvInteger", "x w zx zw", "i", group=group, pads=[1, 1] * len(kernel)), node("Cast", "i", "f", to=1),
+        node("Mul", "f s", "g"), node("Add", "g b", "h"), node("Relu", "h", "r"),
+        node("Transpose", "r", "y", perm=[0, *range(2, 2 + len(kernel)), 1]),
+    ]  # fmt: skip
+    m = quantized_model(nodes, {"x": ("uint8", ["N", 8, *"HW"[: len(kernel)]])}, ["y"], 18, **constants)
+    feeds = [{"x": byte("uint8", n, 8, *sizes[: len(kernel)])} for n, *sizes in ((1, 8, 8), (2, 5, 19), (0, 4, 4))]
+    same_as_reference(m, *feeds)
+    check_with_onnxruntime(m, feeds[1])
+
+
 def test_a_chain_of_convolutions_stays_in_bytes_and_channels_last() -> None:
     """The padding's zero point is unknown at compile time in the second one, and a map of bytes is between them."""
     constants = {

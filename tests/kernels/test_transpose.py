@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import onnx
+import onnxruntime
 import pytest
 
 import polydyn
@@ -14,6 +15,9 @@ from polydyn.codegen.ir import Body, FlatLoad, For, Store
 from polydyn.codegen.passes.transpose import by_blocks, dense_along, transpose_copies, transpose_loads
 from polydyn.codegen.show import show
 from polydyn.compiler import plan_program
+from polydyn.fusion.inline import absorb_permutations
+from polydyn.fusion.pipeline import rewrite_graph
+from polydyn.graph.expand import import_model
 from polydyn.schedules.expr import op
 from polydyn.schedules.index import ZERO, Index
 from tests.support.tiny import model, node
@@ -122,3 +126,37 @@ def test_transposes_pass_every_check() -> None:
     for rows, length in SIZES:
         feeds = operands(2, rows, length)
         assert np.array_equal(checked.run(feeds)["y"], plain.run(feeds)["y"])
+
+
+TO_LAST = node("Transpose", "x", "a", perm=[0, 2, 3, 1])
+TO_FIRST = {"perm": [0, 3, 1, 2]}
+BETWEEN = {
+    "a chain": [TO_LAST, node("Sub", "a mean", "b"), node("Mul", "b scale", "c"), node("Sigmoid", "c", "d")],
+    "two inputs": [TO_LAST, node("Transpose", "z", "e", perm=[0, 2, 3, 1]), node("Mul", "a e", "b"),
+                   node("Mul", "b b", "c"), node("Exp", "c", "d")],
+    "a reduction before": [node("MatMul", "x w", "p"), node("Transpose", "p", "a", perm=[0, 2, 3, 1]),
+                           node("Sub", "a mean", "b"), node("Sigmoid", "b", "d")],
+}  # fmt: skip
+"""Nodes from x [N, C, H, W] to d [N, H, W, C]."""
+
+
+@pytest.mark.parametrize("form", BETWEEN)
+def test_maps_between_opposite_transposes_need_neither(form: str) -> None:
+    """Converters from channels last write every layer like this."""
+    inputs = {n: ("float32", ["N", 3, "H", 5]) for n in ("x", "z" if form == "two inputs" else "x")}
+    constants = {"mean": np.float32([1, 2, 3]), "scale": np.float32([0.5, 0.25, 2]), "w": np.eye(5, dtype=np.float32)}
+    m = model([*BETWEEN[form], node("Transpose", "d", "y", **TO_FIRST)], inputs, ["y"], constants)
+    program = polydyn.compile(m, threads=1)
+    assert len(program.launches) == 1
+    rng = np.random.default_rng(0)
+    session = onnxruntime.InferenceSession(m.SerializeToString(), providers=["CPUExecutionProvider"])
+    for n, h in ((2, 7), (1, 1), (0, 3)):
+        feeds = {k: rng.standard_normal((n, 3, h, 5)).astype(np.float32) for k in inputs}
+        np.testing.assert_allclose(program.run(feeds)["y"], session.run(None, feeds)[0], 1e-5, 1e-6)
+
+
+def test_a_single_transpose_stays_behind_the_map_before_it() -> None:
+    """Its map reads rows in the model's order; moved, it would read columns."""
+    graph = rewrite_graph(import_model(model([node("Exp", "x", "a"), node("Transpose", "a", "y", **TO_FIRST)],
+                                             {"x": ("float32", ["N", "H", "W", 3])}, ["y"])))  # fmt: skip
+    assert [n.output for n in absorb_permutations(graph).nodes] == ["a", "y"]

@@ -103,6 +103,10 @@ def test_inputs_by_keyword_and_in_a_mapping(saved: Path) -> None:
         with pytest.raises(TypeError, match="not a mapping") as e:
             wrong()
         assert isinstance(e.value, InputError)
+    x = np.zeros((3, 7), np.float32)
+    for call in (program.run, program.bind, program.profile, lambda a: program.run(given, out=a)):
+        with pytest.raises(TypeError, match="a ndarray, not a mapping"):
+            call(x)
 
 
 def test_refuses_every_truncation(saved: Path) -> None:

@@ -442,6 +442,25 @@ def test_saved(tmp_path: Path) -> None:
     assert all(np.array_equal(a, loaded[n]) for n, a in program.run(feeds).items())
 
 
+@pytest.mark.parametrize("op", ["Add", "Max", "Where"])
+def test_a_carried_tensor_grows_by_a_broadcast(op: str) -> None:
+    """Exporters write ``total = zeros(1)`` before a loop that adds rows."""
+    step = {"Where": "p = Greater (e, total)  next = Where (p, e, total)"}.get(op, f"next = {op} (total, e)")
+    text = f"""
+    g (float[T, N] x) => (float[M] y) {{
+        zero = Constant <value_ints = [0]> ()
+        n = Shape <start = 0, end = 1> (x)
+        turns = Squeeze (n, zero)
+        first = Constant <value = float[1] {{0.0}}> ()
+        y = Loop <body = body (int64 i, bool c, float[K] total) => (bool c2, float[L] next) {{
+            c2 = Identity (c)
+            e = Gather (x, i)
+            {step}
+        }}> (turns, , first)
+    }}"""
+    check(parsed(text), *({"x": f32(*s)} for s in ((3, 4), (1, 1), (5, 2), (2, 1))))
+
+
 def test_sequences_whose_elements_are_known_are_written_away() -> None:
     text = """
     g (float[N, 6] x, float[N, 2] z) => (float[N, 7] y, float[K, N, 2] s, int64 n, float[N, 3] last, float[N, M] t) {
@@ -471,5 +490,6 @@ def test_sequences_whose_elements_are_known_are_written_away() -> None:
     }"""
     check(parsed(text), *({"x": f32(n, 6), "z": f32(n, 2)} for n in (1, 7)))
     data = text.replace("turns = Constant <value = int64 {2}> ()", "turns = Size (x)")
+    check(parsed(data), *({"x": f32(n, 6), "z": f32(n, 2)} for n in (1, 2)))
     with pytest.raises(UnsupportedError, match="SequenceEmpty"):
-        polydyn.compile(parsed(data))
+        polydyn.compile(parsed(data.replace("SequenceInsert (before, w)", "SequenceInsert (before, w, i)")))

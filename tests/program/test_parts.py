@@ -136,6 +136,44 @@ def test_reshape_to_data() -> None:
             program.run({"x": numbers(3, 4), "s": i64(*s)})
 
 
+MASKS = {
+    "joined": [],
+    "older exporter": [
+        node("Shape", "s", "k"), node("ConstantOfShape", "k", "ones", value=helper.make_tensor("v", T.INT64, [1], [1])),
+        node("Neg", "ones", "minus"), node("Equal", "s minus", "free"), node("Where", "free ones s", "t"),
+    ],
+    "assigned": [node("ScatterND", "s place one", "t")],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("form", MASKS)
+def test_sizes_joined_with_data_stay_known(form: str) -> None:
+    """A mask of [batch, 1, n, n] is added to scores: only its last two sizes are data."""
+    m = model(
+        [
+            node("Shape", "x", "b", start=0, end=1), node("Concat", "b one n n", "s", axis=0), *MASKS[form],
+            node("Expand", "fill t" if MASKS[form] else "fill s", "mask"), node("Add", "x mask", "y"),
+        ], {"x": (T.FLOAT, ["B", 4, "N", "N"]), "n": (T.INT64, [1])}, "y",
+        {"one": np.array([1]), "fill": np.full((1, 1, 1, 1), 0.5, np.float32), "place": np.array([[1]])},
+    )  # fmt: skip
+    x = RNG.standard_normal((2, 4, 3, 3)).astype(np.float32)
+    check(m, {"x": x, "n": np.array([3])}, {"x": x[:1, :, :1, :1], "n": np.array([1])})
+
+
+@pytest.mark.parametrize("last", [-1, 2])
+def test_targets_of_a_reshape_joined_with_data(last: int) -> None:
+    """The first target is the batch, so that the product with y needs no broadcast."""
+    m = model(
+        [
+            node("Shape", "x", "b", start=0, end=1), node("Concat", "b n last", "s", axis=0),
+            node("Reshape", "x s", "z"), node("MatMul", "z y", "w"),
+        ], {"x": (T.FLOAT, ["B", "N"]), "n": (T.INT64, [1]), "y": (T.FLOAT, ["B", 2, 3])}, "w",
+        {"last": np.array([last])},
+    )  # fmt: skip
+    x, y = (RNG.standard_normal(s).astype(np.float32) for s in ((3, 8), (3, 2, 3)))
+    check(m, {"x": x, "y": y, "n": np.array([4])}, {"x": x[:1, :2], "y": y[:1], "n": np.array([1])})
+
+
 def test_slices_of_data() -> None:
     inputs = {"x": (T.FLOAT, ["H", "W"]), "s": (T.INT64, [2]), "e": (T.INT64, [2])}
     m = model([node("Slice", "x s e a k", "y"), node("Neg", "y", "z")], inputs, "z", {"a": i64(0, -1), "k": i64(1, -2)})

@@ -354,30 +354,46 @@ def multi_head_attention(b: Body) -> None:
 @body(f"{MICROSOFT}::Attention")
 def projected_attention(b: Body) -> None:
     """Expand projection, attention and caches [2, B, heads, S, size]. The result is [B, L, H]."""
-    n, weight = b.attribute("num_heads"), b.tensor(b.input(1))
+    joined = b.op("MatMul", b.input(0), b.input(1))
+    joined = b.op("Add", joined, b.input(2)) if b.input(2) else joined
+    _set_projected_outputs(b, joined, b.input(4), b.input(3), b.input(5), b.input(0))
+
+
+@body(f"{MICROSOFT}::QAttention")
+def quantized_attention(b: Body) -> None:
+    """Expand an attention whose projection multiplies integers. All that follows is of floats."""
+    names = [b.input(i) for i in (0, 1, 3, 4, 6, 7, 2)]
+    joined = b.op(f"{MICROSOFT}::MatMulIntegerToFloat", *names)
+    _set_projected_outputs(b, joined, b.input(8), b.input(5), "", b.input(2))
+
+
+def _set_projected_outputs(b: Body, joined: str, past: str, mask: str, bias: str, like: str) -> None:
+    """Split projected queries, keys and values, and attend. ``past``: both caches in one tensor, or ``""``."""
+    n, width = b.attribute("num_heads"), b.tensor(b.input(1)).shape[1].constant
     if b.attribute("do_rotary", 0) or b.attribute("past_present_share_buffer", 0):
         raise b.refuse("do_rotary or past_present_share_buffer")
-    width = weight.shape[1].constant
     widths = b.attribute("qkv_hidden_sizes") or ((width // 3,) * 3 if width else None)
     if widths is None:
         raise b.refuse("a width that is not constant")
-    joined = b.op("MatMul", b.input(0), weight.name)
-    joined = b.op("Add", joined, b.input(2)) if b.input(2) else joined
     heads = [split_heads(b, x, n) for x in b.ops("Split", 3, joined, b.constant(widths), axis=2)]
-    past = ("", "")
-    if b.input(4):
-        past = (b.op("Gather", b.input(4), b.constant(0), axis=0), b.op("Gather", b.input(4), b.constant(1), axis=0))
-    _set_attention_outputs(b, heads, past, b.input(3), b.input(5), packed=True, size=widths[0] // n)
+    caches = ("", "")
+    if past:
+        caches = (b.op("Gather", past, b.constant(0), axis=0), b.op("Gather", past, b.constant(1), axis=0))
+    _set_attention_outputs(b, heads, caches, mask, bias, packed=True, size=widths[0] // n, like=like)
 
 
 def _set_attention_outputs(
-    b: Body, heads: list[str], past: tuple[str, str], mask: str, bias: str, packed: bool = False, size: int = 0
-) -> None:
-    """Add the common part: past caches, masks, attention, results. ``packed``: both caches are one output."""
+    b: Body, heads: list[str], past: tuple[str, str], mask: str, bias: str, packed: bool = False, size: int = 0,
+    like: str = "",
+) -> None:  # fmt: skip
+    """Add the common part: past caches, masks, attention, results.
+
+    ``packed``: both caches are one output. ``like``: a tensor of the floats' type, by default the first input.
+    """
     q, k, v = heads
     if past[0]:
         k, v = b.op("Concat", past[0], k, axis=2), b.op("Concat", past[1], v, axis=2)
-    like, n = b.input(0), b.attribute("num_heads")
+    like, n = like or b.input(0), b.attribute("num_heads")
     if not size:
         shape = b.tensor(like).shape
         width = shape[-1].constant if len(shape) == 5 else (shape[-1] // n).constant

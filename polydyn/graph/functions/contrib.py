@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from polydyn.graph.bodies import Body, body
@@ -159,19 +160,53 @@ def simplified_layer_norm(b: Body) -> None:
 @body(f"{MICROSOFT}::EmbedLayerNormalization")
 def embed_layer_norm(b: Body) -> None:
     """Compute LayerNormalization of the sum of word, position and segment embeddings, and the sums of the mask."""
-    ids, segments, words, places, segment_table, gamma, beta, mask, where = (b.input(i) for i in range(9))
     b.attribute("mask_index_type", 0)
-    total = b.op("Gather", words, ids)
-    if where:
-        at_places = b.op("Gather", places, where)
-    else:
+    total = _embedded(b, lambda position, rows: b.op("Gather", b.input(position), rows), b.input(8))
+    b.set_output(b.op("LayerNormalization", total, b.input(5), b.input(6), axis=-1, epsilon=_epsilon(b)))
+    b.set_output(total, 2)
+
+
+@body(f"{MICROSOFT}::QEmbedLayerNormalization")
+def quantized_embed_layer_norm(b: Body) -> None:
+    """Compute EmbedLayerNormalization of dequantized tables. Only the rows that it reads are dequantized."""
+
+    def read(position: int, rows: str) -> str:
+        x = b.op("Gather", b.input(position), rows) if rows else b.input(position)
+        zero = b.input(position + 11)
+        return b.op("DequantizeLinear", x, b.input(position + 6), *([zero] if zero else []))
+
+    total = _embedded(b, read, "")
+    b.set_output(b.op("LayerNormalization", total, read(5, ""), read(6, ""), axis=-1, epsilon=_epsilon(b)))
+
+
+def _epsilon(b: Body) -> Any:
+    return b.attribute("epsilon", 1e-12)
+
+
+def _embedded(b: Body, read: Callable[[int, str], str], where: str) -> str:
+    """Return the sum of the embeddings, and set the sums of the mask. ``read``: the rows of the table at an input.
+
+    ``where``: positions, or ``""`` for 0, 1, 2 ...
+    """
+    ids, segments, mask = b.input(0), b.input(1), b.input(7)
+    if not where:
         length = b.op("Squeeze", b.size(ids, 1), b.constant([0]))
-        at_places = b.op("Gather", places, b.op("Range", b.constant(0), length, b.constant(1)))
-    total = b.op("Add", total, at_places)
+        where = b.op("Range", b.constant(0), length, b.constant(1))
+    total = b.op("Add", read(2, ids), read(3, where))
     if segments:
-        total = b.op("Add", total, b.op("Gather", segment_table, segments))
-    b.set_output(b.op("LayerNormalization", total, gamma, beta, axis=-1, epsilon=b.attribute("epsilon", 1e-12)))
+        total = b.op("Add", total, read(4, segments))
     if b.output(1):
         sums = b.cast(mask, "int32") if mask else b.op("Expand", b.constant(0, "int32"), b.op("Shape", ids))
         b.set_output(b.reduce("ReduceSum", sums, 1, keepdims=0), 1)
-    b.set_output(total, 2)
+    return total
+
+
+@body(f"{MICROSOFT}::CDist")
+def distances(b: Body) -> None:
+    """Compute the distance of every row of A to every row of B, squared by default."""
+    metric = b.attribute("metric", "sqeuclidean")
+    if metric not in ("sqeuclidean", "euclidean"):
+        raise b.refuse(f"metric={metric}", "ONNX Runtime knows sqeuclidean and euclidean")
+    rows, columns = b.op("Unsqueeze", b.input(0), b.constant([1])), b.op("Unsqueeze", b.input(1), b.constant([0]))
+    squares = b.reduce("ReduceSumSquare", b.op("Sub", rows, columns), -1, keepdims=0)
+    b.set_output(squares if metric == "sqeuclidean" else b.op("Sqrt", squares))

@@ -44,6 +44,13 @@ def dynamic_product(w: Writer, x: str, weight: str, scale: str, zero: str) -> st
     return w.op("Mul", w.op("CastLike", total, x), w.op("Mul", scale_x, scale))
 
 
+@body(f"{MICROSOFT}::QuantizeLinear", f"{MICROSOFT}::DequantizeLinear")
+def own_quantization(b: Body) -> None:
+    """Expand to ONNX's operator. Quantizers write this one for 16-bit and 4-bit integers below opset 21."""
+    names = [x for x in (b.input(i) for i in range(3)) if x]
+    b.set_output(b.op(b.node.op.removeprefix(f"{MICROSOFT}::"), *names, axis=b.attribute("axis", 1)))
+
+
 def _binary(b: Body, name: str) -> None:
     b.set_output(quantized(b, b.op(name, dequantized(b, 0), dequantized(b, 3)), 6))
 

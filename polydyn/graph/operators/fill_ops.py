@@ -123,8 +123,13 @@ def infer_cum_sum(node: OnnxNode, ctx: InferContext) -> tuple[Inferred, ...]:
     x = ctx.tensor(node.inputs[0])
     if x.dtype == "bool" or not x.shape:
         raise ShapeError(f"{node.op} of a {x.dtype} of rank {len(x.shape)}", tensor=x.name)
-    normalize_axis(node, (ints(node, ctx, 1, "axis") or (0,))[0], len(x.shape))
-    return (Inferred(x.dtype, x.shape),)
+    axis = normalize_axis(node, (ints(node, ctx, 1, "axis") or (0,))[0], len(x.shape))
+    value = ctx.value(x.name) if node.op == "CumSum" else None
+    if value is not None:
+        forth = np.flip(value, axis) if node.attribute("reverse", 0) else value
+        total = np.cumsum(forth, axis) - (forth if node.attribute("exclusive", 0) else ZERO)
+        value = np.flip(total, axis) if node.attribute("reverse", 0) else total
+    return (Inferred(x.dtype, x.shape, value),)
 
 
 @operator("CumSum", "CumProd", infer=infer_cum_sum)

@@ -6,6 +6,7 @@ import numpy as np
 
 from polydyn.errors import ShapeError, UnsupportedError
 from polydyn.graph.ir import Dim
+from polydyn.graph.moved_sizes import read_sizes
 from polydyn.graph.operators.common import iterators, normalize_axis
 from polydyn.graph.operators.registry import ExpandContext, InferContext, Inferred, OnnxNode, operator
 from polydyn.graph.operators.slice_ops import wrap
@@ -37,7 +38,7 @@ def infer_gather(node: OnnxNode, ctx: InferContext) -> tuple[Inferred, ...]:
     x, i = ctx.tensor(node.inputs[0]), ctx.tensor(node.inputs[1])
     axis = normalize_axis(node, node.attribute("axis", 0), len(x.shape))
     shape = x.shape[:axis] + i.shape + x.shape[axis + 1 :]
-    value, at = ctx.value(x.name), ctx.constant(i.name)
+    value, at = ctx.known_elements(x.name), ctx.constant(i.name)
     if value is None or at is None:
         return (Inferred(x.dtype, shape),)
     n = value.shape[axis]
@@ -72,7 +73,7 @@ def infer_gather_elements(node: OnnxNode, ctx: InferContext) -> tuple[Inferred, 
     for a, (n, m) in enumerate(zip(i.shape, x.shape, strict=True)):
         if a != axis:
             ctx.at_most(n, m, f"axis {a} of {i.name} is no longer than that of {x.name}")
-    return (Inferred(x.dtype, i.shape),)
+    return (Inferred(x.dtype, i.shape, read_sizes(node, ctx) if _negative(node) else None),)
 
 
 @operator("GatherElements", "polydyn::GatherElements", infer=infer_gather_elements)
@@ -102,7 +103,7 @@ def infer_gather_nd(node: OnnxNode, ctx: InferContext) -> tuple[Inferred, ...]:
         raise ShapeError(f"index tuples of length {k} for rank {len(x.shape)}", tensor=i.name, rule="GatherND")
     for a in range(b):
         ctx.unify(x.shape[a], i.shape[a], f"batch axis {a} of {x.name} and {i.name}")
-    return (Inferred(x.dtype, i.shape[:-1] + x.shape[b + k :]),)
+    return (Inferred(x.dtype, i.shape[:-1] + x.shape[b + k :], read_sizes(node, ctx)),)
 
 
 @operator("GatherND", infer=infer_gather_nd)

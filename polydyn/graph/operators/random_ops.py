@@ -114,7 +114,7 @@ def _is_identity(node: OnnxNode, ctx: Context) -> bool:
 def dropout_infer(node: OnnxNode, ctx: InferContext) -> tuple[Inferred, ...]:
     """Infer the input's type and shape, and a mask of the elements that are not dropped."""
     x = ctx.tensor(node.inputs[0])
-    value = ctx.value(x.name) if _is_identity(node, ctx) else None
+    value = ctx.known_elements(x.name) if _is_identity(node, ctx) else None
     return Inferred(x.dtype, x.shape, value), Inferred("bool", x.shape)
 
 

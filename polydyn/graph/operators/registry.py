@@ -68,8 +68,8 @@ def _default(op: str, opset: int, name: str) -> Any:
 class Inferred:
     """The inferred type of one output.
 
-    ``value``: for small integer (or boolean) tensors that hold shape arithmetic, a numpy object array of ``Dim`` of the
-    output's shape (rank 0 or 1); None if it does not hold sizes.
+    ``value``: for small tensors that hold shape arithmetic, a numpy object array of the output's shape: a ``Dim`` (or
+    a ``Ratio`` in a tensor of floats) for each element, None for an element that is data; None if it holds no sizes.
     """
 
     dtype: str
@@ -119,6 +119,9 @@ class Context(Protocol):
 
     def elements(self, name: str) -> Array | None:
         """Like ``value``, but elements may also be fractions: Dims and Ratios."""
+
+    def known_elements(self, name: str) -> Array | None:
+        """Like ``elements``, but some elements may be data: None in their places. None if all are."""
 
     def constant(self, name: str) -> Array | None:
         """Return the numpy value if the tensor is a constant, else None."""

@@ -9,6 +9,7 @@ one loop).
 from __future__ import annotations
 
 from polydyn.errors import ShapeError
+from polydyn.graph.moved_sizes import written_sizes
 from polydyn.graph.operators.common import (
     Shape,
     all_of,
@@ -54,7 +55,7 @@ def infer_scatter_nd(node: OnnxNode, ctx: InferContext) -> tuple[Inferred, ...]:
         raise ShapeError(f"{len(updates.shape)} axes of updates, not {len(expected)}", tensor=updates.name)
     for a, (have, want) in enumerate(zip(updates.shape, expected, strict=True)):
         ctx.unify(have, want, f"ScatterND {node.name}: axis {a} of {updates.name} fits the indices and the data")
-    return same_as_input(node, ctx)
+    return (Inferred(data.dtype, data.shape, written_sizes(node, ctx)),)
 
 
 @operator("ScatterND", infer=infer_scatter_nd)
@@ -123,7 +124,7 @@ def infer_scatter_elements(node: OnnxNode, ctx: InferContext) -> tuple[Inferred,
         ctx.unify(n, m, f"axis {a} of {indices.name} and {updates.name}")
         if a != axis:
             ctx.at_most(n, d, f"axis {a} of {indices.name} is no longer than that of {data.name}")
-    return same_as_input(node, ctx)
+    return (Inferred(data.dtype, data.shape, written_sizes(node, ctx)),)
 
 
 @operator("ScatterElements", "Scatter", infer=infer_scatter_elements)

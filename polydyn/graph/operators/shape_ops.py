@@ -19,7 +19,16 @@ from polydyn.graph.operators.registry import (
     Rewritten,
     operator,
 )  # fmt: skip
-from polydyn.graph.subscripts import boxed, data_count, data_sizes, ints, is_data, reshape_subscripts, sizes
+from polydyn.graph.subscripts import (
+    boxed,
+    data_count,
+    data_sizes,
+    ints,
+    is_data,
+    known_sizes,
+    reshape_subscripts,
+    sizes,
+)
 from polydyn.schedules.expr import FLOATS, ITEMSIZE, SMALL_INTEGERS, Array, Value, bitcast, cast, const, load, op
 from polydyn.schedules.index import ONE, Index, floordiv, product
 from polydyn.shapes.context import Undecided
@@ -101,21 +110,25 @@ def infer_reshape(node: OnnxNode, ctx: InferContext) -> tuple[Inferred, ...]:
         ctx.unify(left, right, why)
     else:
         ctx.unify(product(x.shape), product(shape), why)
-    return (Inferred(x.dtype, tuple(shape), reshaped(ctx.value(x.name), tuple(shape))),)
+    return (Inferred(x.dtype, tuple(shape), reshaped(ctx.known_elements(x.name), tuple(shape))),)
 
 
 def _shape_of_data(node: OnnxNode, ctx: InferContext) -> tuple[Dim, ...]:
     """Request the sizes that 0 and -1 represent from the host."""
     names = [f"shape{k}" for k in range(data_count(node, ctx, node.inputs[1], "shape"))]
-    return _same_elements(node, ctx, "reshape", names, {"allowzero": int(node.attribute("allowzero", 0))})
+    allowzero = int(node.attribute("allowzero", 0))
+    known = [None if d == 0 and not allowzero else d for d in known_sizes(ctx, node.inputs[1], len(names))]
+    return _same_elements(node, ctx, "reshape", names, {"allowzero": allowzero}, known)
 
 
 def _same_elements(
-    node: OnnxNode, ctx: InferContext, kind: str, names: Sequence[str], settings: Mapping[str, int] | None = None
-) -> tuple[Dim, ...]:
-    """Request sizes from the host, with as many elements as the input has."""
+    node: OnnxNode, ctx: InferContext, kind: str, names: Sequence[str], settings: Mapping[str, int] | None = None,
+    known: Sequence[Dim | None] = (),
+) -> tuple[Dim, ...]:  # fmt: skip
+    """Request sizes from the host, except the known ones, with as many elements as the input has."""
     x = ctx.tensor(node.inputs[0])
     sizes_found = ctx.ask(kind, node.inputs[1:2], names, x.shape, settings)
+    sizes_found = tuple(s if d is None else d for s, d in zip(sizes_found, known or sizes_found, strict=True))
     count, why = product(sizes_found), f"{x.name} has as many elements before as after"
     ctx.promise(count, product(x.shape), why)
     ctx.promise(product(x.shape), count, why)
@@ -147,7 +160,7 @@ def infer_flatten(node: OnnxNode, ctx: InferContext) -> tuple[Inferred, ...]:
     axis = node.attribute("axis", 1)
     axis = axis if axis == len(x.shape) else normalize_axis(node, axis, len(x.shape))
     shape = (product(x.shape[:axis]), product(x.shape[axis:]))
-    return (Inferred(x.dtype, shape, reshaped(ctx.value(x.name), shape)),)
+    return (Inferred(x.dtype, shape, reshaped(ctx.known_elements(x.name), shape)),)
 
 
 operator("Flatten", infer=infer_flatten)(expand_view)
@@ -169,7 +182,7 @@ def infer_squeeze(node: OnnxNode, ctx: InferContext) -> tuple[Inferred, ...]:
         for a in squeezed:
             ctx.unify(x.shape[a], ONE, f"axis {a} of {x.name} is squeezed")
     shape = tuple(d for a, d in enumerate(x.shape) if a not in squeezed)
-    return (Inferred(x.dtype, shape, reshaped(ctx.value(x.name), shape)),)
+    return (Inferred(x.dtype, shape, reshaped(ctx.known_elements(x.name), shape)),)
 
 
 operator("Squeeze", infer=infer_squeeze)(expand_view)
@@ -221,7 +234,7 @@ def infer_unsqueeze(node: OnnxNode, ctx: InferContext) -> tuple[Inferred, ...]:
         raise ShapeError(f"axes {list(axes)} name an axis twice", tensor=x.name)
     left = iter(x.shape)
     shape = tuple(ONE if a in new else next(left) for a in range(rank))
-    return (Inferred(x.dtype, shape, reshaped(ctx.value(x.name), shape)),)
+    return (Inferred(x.dtype, shape, reshaped(ctx.known_elements(x.name), shape)),)
 
 
 operator("Unsqueeze", infer=infer_unsqueeze)(expand_view)
@@ -233,7 +246,7 @@ def infer_transpose(node: OnnxNode, ctx: InferContext) -> tuple[Inferred, ...]:
     perm = tuple(node.attribute("perm", range(len(x.shape) - 1, -1, -1)))
     if sorted(perm) != list(range(len(x.shape))):
         raise ShapeError(f"perm {list(perm)} does not permute the axes of {x.name}", tensor=x.name)
-    value = ctx.value(x.name)
+    value = ctx.known_elements(x.name)
     return (Inferred(x.dtype, tuple(x.shape[p] for p in perm), None if value is None else value.transpose(perm)),)
 
 
@@ -250,7 +263,7 @@ def expand_transpose(node: OnnxNode, ctx: ExpandContext) -> None:
 def infer_identity(node: OnnxNode, ctx: InferContext) -> tuple[Inferred, ...]:
     """Infer the same tensor."""
     x = ctx.tensor(node.inputs[0])
-    return (Inferred(x.dtype, x.shape, ctx.value(x.name)),)
+    return (Inferred(x.dtype, x.shape, ctx.known_elements(x.name)),)
 
 
 operator("Identity", infer=infer_identity)(expand_alias)
@@ -337,7 +350,7 @@ def infer_expand(node: OnnxNode, ctx: InferContext) -> tuple[Inferred, ...]:
         ctx.broadcast(p, q, f"axis {i} of {x.name} {list(x.shape)} is expanded to {list(requested)}")
         for i, (p, q) in enumerate(zip(a, b, strict=True))
     )
-    value = ctx.value(x.name)
+    value = ctx.known_elements(x.name)
     known = [d.constant for d in shape]
     if value is not None and all(c is not None and c <= 64 for c in known):
         value = np.broadcast_to(value, [int(d) for d in shape])
@@ -353,6 +366,9 @@ def _expanded_by_data(node: OnnxNode, ctx: InferContext) -> tuple[Dim, ...]:
         return data_sizes(node, ctx, shape, "shape")
     rank = max(data_count(node, ctx, shape, "shape"), len(x.shape))
     shape_found = list(ctx.ask("broadcast", (shape,), [f"shape{k}" for k in range(rank)], x.shape))
+    known = known_sizes(ctx, shape, data_count(node, ctx, shape, "shape"))
+    for k, s in enumerate(known, rank - len(known)):
+        shape_found[k] = shape_found[k] if s is None else s
     for k, d in enumerate(x.shape, rank - len(x.shape)):
         if d != 1:
             shape_found[k] = ctx.broadcast(d, shape_found[k], f"axis {k} of {x.name} {list(x.shape)} is expanded")
@@ -378,7 +394,7 @@ def infer_tile(node: OnnxNode, ctx: InferContext) -> tuple[Inferred, ...]:
     if len(repeats) != len(x.shape):
         raise ShapeError(f"{len(repeats)} repeats for rank {len(x.shape)}", tensor=x.name)
     shape = tuple(d * r for d, r in zip(x.shape, repeats, strict=True))
-    value = ctx.value(x.name)
+    value = ctx.known_elements(x.name)
     if value is not None and all(r.constant is not None and r.constant <= 64 for r in repeats):
         return (Inferred(x.dtype, shape, np.tile(value, [int(r) for r in repeats])),)
     return (Inferred(x.dtype, shape),)

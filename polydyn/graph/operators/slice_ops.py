@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from polydyn.errors import ShapeError, UnsupportedError
-from polydyn.graph.ir import Dim
+from polydyn.graph.ir import Dim, Tensor
 from polydyn.graph.operators.common import all_of, given, iterators, normalize_axis, scalar, single
 from polydyn.graph.operators.registry import Context, ExpandContext, InferContext, Inferred, OnnxNode, operator
-from polydyn.graph.subscripts import data_count, ints, is_data, sizes
-from polydyn.schedules.expr import FromIndex, Value, const, load, op
+from polydyn.graph.subscripts import MAX_READ, data_count, ints, is_data, sizes
+from polydyn.schedules.expr import Array, FromIndex, Value, const, load, op
 from polydyn.schedules.index import ZERO, Index, maximum, minimum
 
 TO_END = 2**31 - 1
@@ -126,7 +127,7 @@ def infer_slice(node: OnnxNode, ctx: InferContext) -> tuple[Inferred, ...]:
     if _by_data(node, ctx):
         _promise_inside(node, ctx, axis_cuts)
     shape = tuple(axis_cuts[a].size if a in axis_cuts else d for a, d in enumerate(x.shape))
-    value = ctx.value(x.name)
+    value = ctx.known_elements(x.name)
     if value is not None:
         for a, c in axis_cuts.items():
             start, size = c.start.constant, c.size.constant
@@ -168,7 +169,7 @@ def infer_split(node: OnnxNode, ctx: InferContext) -> tuple[Inferred, ...]:
     axis, parts = parts_of(node, ctx)
     if node.attribute("num_outputs") is None:
         ctx.unify(x.shape[axis], sum(parts, ZERO), f"axis {axis} of {x.name} is split into {len(parts)} parts")
-    value, out, start = ctx.value(x.name), [], 0
+    value, out, start = ctx.known_elements(x.name), [], 0
     for p in parts:
         part = None
         if p.constant is None:
@@ -206,10 +207,24 @@ def infer_concat(node: OnnxNode, ctx: InferContext) -> tuple[Inferred, ...]:
                 shape[a] = shape[a] + d
             else:
                 shape[a] = ctx.unify(shape[a], d, f"axis {a} of {xs[0].name} and {x.name} in a Concat")
-    values = [ctx.value(t) for t in node.inputs]
+    return (Inferred(xs[0].dtype, tuple(shape), _joined(ctx, xs, axis)),)
+
+
+def _joined(ctx: InferContext, xs: Sequence[Tensor], axis: int) -> Array | None:
+    """Return the concatenated shape arithmetic. Parts of a vector of sizes may be data of known length."""
+    values = [ctx.known_elements(x.name) for x in xs]
+    if all(v is None for v in values):
+        return None
+    for k, x in enumerate(xs):
+        if values[k] is None and x.dtype in SIZE_DTYPES and len(x.shape) == 1:
+            n = x.shape[0].constant
+            values[k] = None if n is None or n > MAX_READ else np.full(n, None, object)
     known = [v for v in values if v is not None]
-    value = np.concatenate(known, axis) if len(known) == len(values) else None
-    return (Inferred(xs[0].dtype, tuple(shape), value),)
+    return np.concatenate(known, axis) if len(known) == len(values) else None
+
+
+SIZE_DTYPES = ("int64", "int32")
+"""Types of vectors of sizes of which a part may be data."""
 
 
 @operator("Concat", infer=infer_concat)
