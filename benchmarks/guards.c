@@ -1,9 +1,8 @@
 /* guards.c: times the parts of pd_shapes. One unit with the runtime and the generated host program, whose functions are
- * static; built with the flags of every program (benchmarks/guards.py). */
+ * static; appended to setup.c, whose flags it gets (benchmarks/guards.py). */
 #include <time.h>
 
 #include "host.c"
-#include "runtime.c"
 
 static int64_t now(void) {
     struct timespec t;
