@@ -1,9 +1,8 @@
 /* guards.c: times the parts of pd_shapes. One unit with the runtime and the generated host program, whose functions are
- * static; built with the flags of every program (benchmarks/guards.py). */
+ * static; appended to setup.c, whose flags it gets (benchmarks/guards.py). */
 #include <time.h>
 
 #include "host.c"
-#include "runtime.c"
 
 static int64_t now(void) {
     struct timespec t;
@@ -14,7 +13,7 @@ static int64_t now(void) {
 /* Checks a call with new shapes: dtypes, ranks, symbols, their arithmetic, dims, guards. */
 static int32_t check_call(pd_context *c, const pd_tensor *inputs) {
     int32_t code = PD_OK, first = 0;
-    for (int32_t i = 0; i < plan->input_count && code == PD_OK; i++) code = check_tensor(i, &inputs[i]);
+    for (int32_t i = 0; i < plan->input_count && code == PD_OK; i++) code = pd_check_tensor(&plan->inputs[i], &inputs[i]);
     if (code != PD_OK) return code;
     take(c, inputs, NULL);
     for (int32_t i = 0; i < plan->input_count; first += plan->inputs[i++].rank)

@@ -43,10 +43,10 @@ GROWS = ("resident MB", "arena bytes", "contexts", "Python objects")
 def times(plan: HostPlan, shapes: list[dict[str, np.ndarray[Any, Any]]], calls: int) -> dict[str, float]:
     """Return nanoseconds per call of each part; ``shapes``: feeds of several shapes."""
     files = dict(sources())
-    headers = {n: files.pop(n) for n in list(files) if n.endswith(".h") or n == "runtime.c"}
+    headers = {n: files.pop(n) for n in list(files) if n.endswith(".h")}
     headers |= dict(plan.headers) | {"host.c": host_program(plan, dict.fromkeys(plan.constants, 0), 0).text}
-    bench = (Path(__file__).parent / "guards.c").read_text()
-    library = ctypes.CDLL(str(build_library(files | kernel_units(plan) | {"guards.c": bench}, headers).file()))
+    files["setup.c"] += (Path(__file__).parent / "guards.c").read_text()
+    library = ctypes.CDLL(str(build_library(files | kernel_units(plan), headers).file()))
     program, context, memory = ctypes.c_void_p(), ctypes.c_void_p(), ctypes.create_string_buffer(128)
     aligned = (ctypes.addressof(memory) + 63) // 64 * 64
     weights, zero = ctypes.c_void_p(aligned), ctypes.c_int64(0)  # never read: the kernels do nothing

@@ -118,8 +118,15 @@ def _indices(x: object) -> Iterator[Index]:
             yield from i
 
 
-def node_buffers(n: ir.Node) -> set[str]:
-    """Return the buffers that one node stores to, loads from or fetches from."""
+def node_buffers(n: ir.Node) -> frozenset[str]:
+    """Return the buffers that one node stores to, loads from or fetches from; cached like ``mentions``."""
+    cache: frozenset[str] | None = n.__dict__.get("_buffers")
+    if cache is None:
+        cache = n.__dict__["_buffers"] = _node_buffers(n)
+    return cache
+
+
+def _node_buffers(n: ir.Node) -> frozenset[str]:
     out: set[str] = set()
     if isinstance(n, ir.Store):
         out.add(n.buffer)
@@ -127,4 +134,4 @@ def node_buffers(n: ir.Node) -> set[str]:
         out.update(x.buffer for x in ir.walk_value(n.value) if isinstance(x, ir.FlatLoad))
     if isinstance(n, ir.Call):
         out.update(x.buffer for a in n.args for x in ir.walk_value(a) if isinstance(x, ir.Pointer))
-    return out | mentions(n)[1]
+    return mentions(n)[1].union(out)

@@ -384,8 +384,12 @@ def map_values(body: Body, f: Callable[[Value], Value]) -> Body:
 
     def g(n: Node) -> Node:
         if isinstance(n, Call):
-            return replace(n, args=tuple(map_value(a, f) for a in n.args))
-        return replace(n, value=map_value(n.value, f)) if isinstance(n, (Store, Def, Set)) else n
+            args = tuple(map_value(a, f) for a in n.args)
+            return n if all(map(operator.is_, args, n.args)) else replace(n, args=args)
+        if not isinstance(n, (Store, Def, Set)):
+            return n
+        value = map_value(n.value, f)
+        return n if value is n.value else replace(n, value=value)
 
     return rewrite(body, g)
 
@@ -396,4 +400,7 @@ def lanes_of(v: Value) -> int:
         return v.lanes
     if isinstance(v, Horizontal):
         return 1
-    return max([lanes_of(x) for x in subvalues(v)], default=1)
+    lanes: int | None = v.__dict__.get("_lanes")  # cached in the value, which never changes
+    if lanes is None:
+        lanes = v.__dict__["_lanes"] = max([lanes_of(x) for x in subvalues(v)], default=1)
+    return lanes

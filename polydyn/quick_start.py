@@ -150,6 +150,7 @@ class QuickProgram(Program):
         self._compile_now, self._key, self._pid, self._looked = compile_now, key, os.getpid(), 0.0
         self._program: Program | None = None
         self._stand_in: StandIn | None = stand_in
+        self._name = stand_in.name
         self._process = _Compiling(model, arguments, threads, bool(key))
         weakref.finalize(self, self._process.close)
         self._report = f"{stand_in.name} answers calls while the model is compiled"
@@ -214,12 +215,17 @@ class QuickProgram(Program):
         """Let the compiled program answer from now on."""
         passed = time.monotonic() - self._begun
         self._report = f"the compiled program answers, after {self._calls} calls and {passed:.1f} s"
+        note = f"quick start: {self._name} answered calls before this program ({self._calls}), with other rounding"
+        if self._calls:  # ``inspect`` shows it; the stored program has no such note
+            artifact = program._artifact
+            notes = {"notes": [*artifact.manifest["notes"], note]}
+            program._artifact = replace(artifact, manifest=dict(artifact.manifest) | notes)
         self._program, self._stand_in = program, None
         log.info(self._report)
 
 
 _OWN = frozenset((*vars(QuickProgram), "inputs", "outputs", "threads", "_begun", "_calls", "_compile_now", "_pid",
-                  "_looked", "_program", "_report", "_stand_in", "_process", "_taking_over", "_key")) - {
+                  "_looked", "_name", "_program", "_report", "_stand_in", "_process", "_taking_over", "_key")) - {
     "__doc__"
 }  # fmt: skip
 """Attributes that do not wait for the compiled program."""

@@ -8,6 +8,7 @@ The same expressions are the bodies of graph primitives, of polyhedral statement
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -340,9 +341,12 @@ def children(v: Value) -> tuple[Value, ...]:
 
 def walk(v: Value) -> Iterator[Value]:
     """Yield the expression and all its sub-expressions, outermost first."""
-    yield v
-    for c in children(v):
-        yield from walk(c)
+    stack = [v]
+    while stack:
+        x = stack.pop()
+        yield x
+        if isinstance(x, Op):
+            stack.extend(reversed(x.args))
 
 
 def transform(v: Value, f: Callable[[Value], Value]) -> Value:
@@ -381,7 +385,8 @@ def map_index(v: Value, f: Callable[[Index], Index]) -> Value:
 
     def g(x: Value) -> Value:
         if isinstance(x, Load):
-            return replace(x, index=tuple(map(f, x.index)))
+            index = tuple(map(f, x.index))
+            return x if all(map(operator.is_, index, x.index)) else replace(x, index=index)
         return replace(x, index=f(x.index)) if isinstance(x, FromIndex) else x
 
     return transform(v, g)

@@ -33,10 +33,12 @@ class Atom:
     name: str = ""
 
     def __str__(self) -> str:
-        if self.kind == "floordiv":
-            return f"({self.args[0]} // {self.args[1]})"
-        inner = ", ".join(map(str, self.args))
-        return f"{self.name}[{inner}]" if self.kind == "fetch" else f"{self.kind}({inner})"
+        found: str | None = self.__dict__.get("_str")  # monomials are sorted by it
+        if found is None:
+            inner = (" // " if self.kind == "floordiv" else ", ").join(map(str, self.args))
+            text = f"{self.name}[{inner}]" if self.kind == "fetch" else f"{self.kind}({inner})"
+            found = self.__dict__["_str"] = text.removeprefix("floordiv")
+        return found
 
     __repr__ = __str__
 
@@ -131,8 +133,7 @@ class Index:
         return c == 1 and len(m) == 1 and isinstance(m[0], str)
 
     def atoms(self) -> tuple[str | Atom, ...]:
-        """Return the distinct factors of all monomials (not those inside an Atom), in an order independent of hashes.
-        """
+        """Return the distinct factors of monomials (not those inside an Atom), in an order independent of hashes."""
         return tuple(dict.fromkeys(a for m in self.terms for a in m))
 
     def symbols(self) -> frozenset[str]:
@@ -243,14 +244,16 @@ class Index:
         return self._subs(env, {})
 
     def _subs(self, env: Mapping[str, IndexLike], done: dict[Atom, Index]) -> Index:
-        """``done`` caches the results for atoms, because one atom may occur in many terms of a minimum or a quotient.
-        """
+        """``done`` caches the results for atoms: one may occur in many terms of a minimum or a quotient."""
         if self.symbols().isdisjoint(env):
             return self
         total: dict[Monomial, int] = {}
         for m, v in self.terms.items():
-            unchanged: list[str | Atom] = []
-            p = Index({(): v})
+            if len(m) == 1 and isinstance(m[0], str):  # most terms of addresses
+                for k, w in Index.of(env[m[0]]).terms.items() if m[0] in env else ((m, 1),):
+                    total[k] = total.get(k, 0) + v * w
+                continue
+            p, unchanged = Index({(): v}), list[str | Atom]()
             for a in m:
                 if isinstance(a, str):
                     if a in env:

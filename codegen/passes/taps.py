@@ -10,6 +10,7 @@ version checks once per element, and keeps the masks of its vectors in registers
 
 from __future__ import annotations
 
+import operator
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -280,11 +281,18 @@ def _constants_first(body: ir.Body) -> ir.Body:
             return found.setdefault(v, ir.Reg(v.dtype, f"fixed{len(found)}", ir.lanes_of(v)))
         if isinstance(v, ir.FlatLoad) and v.guard is not None:
             return replace(v, guard=replaced(v.guard))
-        return replace(v, args=tuple(map(replaced, v.args))) if isinstance(v, (Op, ir.Apply)) else v
+        if not isinstance(v, (Op, ir.Apply)):
+            return v
+        args = tuple(map(replaced, v.args))
+        return v if all(map(operator.is_, args, v.args)) else replace(v, args=args)
 
-    out = ir.rewrite(
-        body, lambda n: replace(n, value=replaced(n.value)) if isinstance(n, (ir.Store, ir.Def, ir.Set)) else n
-    )
+    def f(n: ir.Node) -> ir.Node:
+        if not isinstance(n, (ir.Store, ir.Def, ir.Set)):
+            return n
+        value = replaced(n.value)
+        return n if value is n.value else replace(n, value=value)
+
+    out = ir.rewrite(body, f)
     return (*(ir.Def(r.name, v, r.lanes) for v, r in found.items()), *out)
 
 

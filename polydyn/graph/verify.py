@@ -52,6 +52,7 @@ def verify_graph(graph: Graph) -> None:
     for name, array in graph.constants.items():
         if tuple(d.constant for d in graph.tensors[name].shape) != array.shape:
             raise _bug(f"a constant of shape {array.shape} is declared {graph.tensors[name].shape}", tensor=name)
+    sources = frozenset(s.symbol for s in graph.sources)
     for n in graph.nodes:
         if n.output not in graph.tensors:
             raise _bug("a tensor without a type", n, n.output)
@@ -59,7 +60,7 @@ def verify_graph(graph: Graph) -> None:
             if t not in known:
                 raise _bug("read before it is computed", n, t)
         if isinstance(n, Compute):
-            _verify_compute(graph, n)
+            _verify_compute(graph, sources, n)
         else:
             _verify_concat(graph, n)
         known.add(n.output)
@@ -100,18 +101,25 @@ def _known_symbols(d: Index, sources: frozenset[str], node: Node | None, tensor:
         raise _bug(f"{', '.join(sorted(unknown))} in {d} has no source", node, tensor)
 
 
-def _verify_compute(graph: Graph, n: Compute) -> None:
+def _verify_compute(graph: Graph, sources: frozenset[str], n: Compute) -> None:
+    """Check a node, unless it was checked with these tensors: most passes leave most nodes as they are."""
+    tensors = (sources, *(graph.tensors[t] for t in (n.output, *n.inputs)))
+    if n.__dict__.get("_verified") != tensors:
+        _check_compute(graph, sources, n)
+        n.__dict__["_verified"] = tensors
+
+
+def _check_compute(graph: Graph, sources: frozenset[str], n: Compute) -> None:
     out = graph.tensors[n.output]
-    bound = {s.symbol for s in graph.sources} | {dim_name(i) for i in range(len(out.shape))}
-    bound |= {reduction_name(j) for j in range(len(n.reduction))}
+    bound = sources.union(map(dim_name, range(len(out.shape))), map(reduction_name, range(len(n.reduction))))
     for i in indices(n.body):
-        _known_symbols(i, frozenset(bound), n, n.output)
+        _known_symbols(i, bound, n, n.output)
         for a in i.fetches():
             t = graph.tensors[a.name]
             if len(a.args) != len(t.shape) or "int" not in t.dtype:
                 raise _bug(f"{a} does not fit {t.dtype}{list(t.shape)}", n, a.name)
     for e in n.reduction:
-        _known_symbols(e, frozenset(s.symbol for s in graph.sources), n, n.output)
+        _known_symbols(e, sources, n, n.output)
     for x in loads(n.body):
         t = graph.tensors[x.buffer]
         if len(x.index) != len(t.shape) or x.dtype != t.dtype:

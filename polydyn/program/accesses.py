@@ -57,9 +57,15 @@ def pointers(kernel: Kernel) -> tuple[set[int], set[int]]:
     The first set holds the buffers that its text takes as pointers to constant elements, the second set the others. A
     buffer that the text does not take is in neither set.
     """
+    found: tuple[set[int], set[int]] | None = kernel.__dict__.get("_pointers")  # several verifiers ask for them
+    if found is None:
+        found = kernel.__dict__["_pointers"] = _pointers(kernel.text)
+    return found
+
+
+def _pointers(text: str) -> tuple[set[int], set[int]]:
     constant: set[int] = set()
     other: set[int] = set()
-    text = kernel.text
     for match in _NUMBER.finditer(text):
         begin = 1 + max(text.rfind(c, 0, match.start()) for c in ";{}")
         declared = text[begin : match.start()].split(None, 1)[0]

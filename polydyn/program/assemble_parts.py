@@ -18,7 +18,7 @@ from polydyn.program.frame import Manifest, add_frame, waits
 from polydyn.program.guards import guard_to_json
 from polydyn.program.host import shape_text
 from polydyn.runtime.artifact import ABI, ALIGN, FORMAT, Artifact, Bytes, aligned_bytes
-from polydyn.runtime.c import step_sources
+from polydyn.runtime.c import sources
 from polydyn.runtime.expressions import to_json
 from polydyn.runtime.seal import SEAL, seal_weights
 from polydyn.shapes.sizes import Sizes
@@ -33,7 +33,7 @@ def assemble_parts(
     manifest = parts_manifest(
         parts, [a.manifest for a in artifacts], {n: a.manifest for n, a in bodies.items()}, dims, target
     )
-    files = step_sources()
+    files = sources("parts")
     units = {n: t for n, t in files.items() if n.endswith(".c")}
     host = "cpu:baseline" if architecture_of(target) == architecture() else target
     library = build_library(units, {n: t for n, t in files.items() if n not in units}, host).data

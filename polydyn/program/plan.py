@@ -196,7 +196,7 @@ class HostPlan:
     dims: Mapping[str, Sizes] = field(default_factory=dict)
     waves: tuple[int, ...] = ()
     place: str = "cpu"
-    """The place where it runs, a key of ``polydyn.runtime.c.PLACES``."""
+    """The place where it runs, a key of ``polydyn.runtime.c.UNITS``."""
     device_checks: tuple[DeviceCheck, ...] = ()
     """The checks on a device, ordered by launch."""
 

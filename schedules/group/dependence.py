@@ -68,19 +68,34 @@ def _analyse(
     around: str | None, facts: tuple[Condition, ...], positive: bool,
 ) -> Dependences:  # fmt: skip
     group = Group(name, params, dict(arrays), statements, around)
-    ctx, order = context(group, facts, positive), original_order(group)
+    ctx = context(group, facts, positive)
+    flow, anti, output, missing = _flows(name, params, arrays, statements, around)
+    if missing is not None:
+        _check_sources(group, missing, ctx)
+    return _split(group, ctx, flow, anti, output)
+
+
+@lru_cache(maxsize=64)
+def _flows(
+    name: str, params: tuple[str, ...], arrays: tuple[tuple[str, Array], ...], statements: tuple[Statement, ...],
+    around: str | None,
+) -> tuple[isl.UnionMap, isl.UnionMap, isl.UnionMap, isl.UnionMap | None]:  # fmt: skip
+    """Return the flow, anti and output dependences for all parameters, and the reads without a source.
+
+    None instead of the reads if a write is not exact: it may fill anything, so nothing can be proven.
+    """
+    group = Group(name, params, dict(arrays), statements, around)
+    order = original_order(group)
     reads, writes, may = read_relation(group), write_relation(group), write_relation(group, exact=False)
     raw = isl.UnionAccessInfo.from_sink(reads).set_must_source(writes).set_may_source(may)
     found = raw.set_schedule_map(order).compute_flow()
-    if may.is_empty():  # an opaque write may fill anything: then nothing can be proven here
-        _check_sources(group, found.get_must_no_source(), ctx)
     flow = found.get_may_dependence()
     everything = writes.union(may)
     waw = isl.UnionAccessInfo.from_sink(everything).set_must_source(writes).set_may_source(may)
     output = waw.set_schedule_map(order).compute_flow().get_may_dependence()
     war = isl.UnionAccessInfo.from_sink(everything).set_may_source(reads).set_kill(writes)
     anti = war.set_schedule_map(order).compute_flow().get_may_dependence()
-    return _split(group, ctx, flow, anti, output)
+    return flow, anti, output, found.get_must_no_source() if may.is_empty() else None
 
 
 def _split(group: Group, ctx: isl.Set, flow: isl.UnionMap, anti: isl.UnionMap, output: isl.UnionMap) -> Dependences:

@@ -28,7 +28,7 @@ def reads(statement: Statement) -> tuple[Read, ...]:
     A reduction's accumulator comes first, then the loads of the value and the integers that its subscripts fetch.
     """
     own = (Read(statement.write, False),) if statement.reduce else ()
-    found = [Read(_access(x.buffer, x.index), g) for x, g in _guarded_loads(statement.value, False)]
+    found = [Read(_access(x.buffer, x.index), g) for x, g in guarded_loads(statement.value)]
     fetched = {f for i in (*indices(statement.value), *statement.index) for f in i.fetches()}
     return (*own, *found, *(Read(_access(f.name, f.args), True) for f in sorted(fetched, key=str)))
 
@@ -55,11 +55,12 @@ def _access(array: str, index: tuple[Index, ...]) -> Access:
     return Access(array, index, not _exact(index))
 
 
-def _guarded_loads(v: Value, guarded: bool) -> Iterator[tuple[Load, bool]]:
+def guarded_loads(v: Value, guarded: bool = False) -> Iterator[tuple[Load, bool]]:
+    """Yield the loads of a value, and whether a ``where`` decides if each happens."""
     if isinstance(v, Load):
         yield v, guarded
     for i, c in enumerate(children(v)):
-        yield from _guarded_loads(c, guarded or (isinstance(v, Op) and v.name == "where" and i > 0))
+        yield from guarded_loads(c, guarded or (isinstance(v, Op) and v.name == "where" and i > 0))
 
 
 def is_exact(access: Access) -> bool:

@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 
 from polydyn.schedules.errors import LegalityError
 from polydyn.schedules.expr import PRODUCTS, Const, FromIndex, Load, Op, Value, indices, loads, transform
+from polydyn.schedules.group.polyhedra import guarded_loads
 from polydyn.schedules.index import Index, fetch
 from polydyn.schedules.isl_util import Condition, at_least
 from polydyn.schedules.model import Array, Group, Statement
@@ -132,6 +133,21 @@ def form(group: Group) -> Form | None:
             return None
     arrays = tuple(Array(w, "float32", group.arrays[n].shape, group.arrays[n].role, ()) for n, w in written.items())
     return Form(group.params, arrays, tuple(statements), group.around)
+
+
+def accesses(form: Form) -> Form:
+    """Return the form without arithmetic: each value only reads what it reads, in a canonical order.
+
+    Dependences and proofs depend on accesses alone, so forms whose epilogues differ share them.
+    """
+
+    def value(s: Statement) -> Value:
+        found = dict.fromkeys((x, guarded) for x, guarded in guarded_loads(s.value) if x.buffer != OUTSIDE.name)
+        always, sometimes = (sorted((x for x, g in found if g == guarded), key=str) for guarded in (False, True))
+        choice = Op("float32", "where", (Const("float32", 0.0), *sometimes))
+        return Op("float32", "any", (*always, choice) if sometimes else tuple(always))
+
+    return replace(form, statements=tuple(replace(s, value=value(s)) for s in form.statements))
 
 
 def _bare(v: Value, written: Mapping[str, str]) -> Value:

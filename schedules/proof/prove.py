@@ -22,7 +22,7 @@ from polydyn.schedules.errors import LegalityError, ScheduleError
 from polydyn.schedules.expr import Op
 from polydyn.schedules.group.dependence import analyse
 from polydyn.schedules.group.polyhedra import read_accesses, reads
-from polydyn.schedules.group.skeleton import Form, check_instance, form, skeleton
+from polydyn.schedules.group.skeleton import Form, accesses, check_instance, form, skeleton
 from polydyn.schedules.index import ONE, ZERO, Index, product
 from polydyn.schedules.model import Statement
 from polydyn.schedules.proof.elements import in_elements
@@ -52,12 +52,12 @@ def prove(t: Scheduled) -> None:
         raise ScheduleError(f"{t.group.name} reads its results at positions known only at run time", rule="digit space")
     check_instance(s, t.group)
     try:
-        _prove(s.form, seen)
+        _prove(accesses(s.form), seen)
     except (LegalityError, ScheduleError) as first:
         try:
             if s.form == own:
                 raise
-            _prove(own, seen)
+            _prove(accesses(own), seen)
         except LegalityError as e:
             raise in_elements(e, t) from first
 

@@ -14,7 +14,7 @@ from polydyn.clock import timed
 from polydyn.schedules.errors import LegalityError, ScheduleError
 from polydyn.schedules.group.dependence import Dependences, analyse
 from polydyn.schedules.group.polyhedra import context
-from polydyn.schedules.group.skeleton import Form, Skeleton, check_instance, skeleton
+from polydyn.schedules.group.skeleton import Form, Skeleton, accesses, check_instance, skeleton
 from polydyn.schedules.isl_util import Condition
 from polydyn.schedules.model import Group
 from polydyn.schedules.solution.schedule import NestSchedule, schedule_contract, schedule_nest
@@ -70,7 +70,7 @@ def attempt(f: Callable[[], _T]) -> _T | None:
 
 def dependences_of(form: Form, facts: Facts) -> Dependences:
     """Return the dependences of a skeleton, under its facts, for sizes >= 0."""
-    return analyse(form.group(), facts, positive=False)
+    return analyse(accesses(form).group(), facts, positive=False)
 
 
 @lru_cache(maxsize=512)

@@ -13,7 +13,7 @@ import onnxruntime as ort
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from benchmarks import opening, overhead, scheduling
+from benchmarks import guards, opening, overhead, scheduling
 from benchmarks.bound import bound, products
 from benchmarks.limits import Limits
 from benchmarks.models.light import redraw
@@ -54,6 +54,11 @@ kernels (float[B, L, 8] x, float[8, 8] w, float[8] scale) => (float[B, L, 8] y) 
   y = LayerNormalization(z, scale)
 }"""
 """A product, an attention and a nest."""
+
+
+def test_guards_are_timed_inside_the_run_time() -> None:
+    every = [feeds(load("bert_tiny"), s) for s in shapes("bert_tiny")[:2]]
+    assert set(guards.times(overhead.hollow(path_of("bert_tiny")), every, 2)) == set(guards.FIELDS)
 
 
 def test_scheduling_costs_have_all_parts(tmp_path: Path) -> None:

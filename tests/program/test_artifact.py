@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import polydyn
-from polydyn.build.compiler import find_compiler
+from polydyn.build.compiler import compile_flags, find_compiler
 from polydyn.errors import ArtifactError, InputError
 from polydyn.program.assemble import build_artifact, build_program, rebuild
 from polydyn.runtime import artifact
@@ -26,11 +26,11 @@ from polydyn.runtime.artifact import (
     read_artifact,
     write_artifact,
 )
-from polydyn.runtime.c import sources, step_sources
+from polydyn.runtime.c import UNITS, sources
 from polydyn.runtime.mapped import PART
 from polydyn.runtime.program import Program
 from polydyn.runtime.seal import SEAL, hash_of_parts
-from tests.support.paths import TESTS
+from tests.support.paths import ROOT, TESTS
 from tests.support.programs import WEIGHTS, example, expected, feeds
 from tests.support.tiny import model, node
 
@@ -237,16 +237,33 @@ def test_c_programs_run_an_artifact(saved: Path, tmp_path: Path) -> None:
     assert done.returncode == 2 and "truncated" in done.stderr
 
 
-def test_the_runtime_compiles_without_warnings(tmp_path: Path) -> None:
-    files = sources() | step_sources()
-    for name, text in files.items():
+@pytest.mark.parametrize("place", ["cpu", "parts"])
+def test_the_runtime_compiles_without_warnings(place: str, tmp_path: Path) -> None:
+    for name, text in sources(place).items():
         (tmp_path / name).write_text(text)
-    for unit in (n for n in files if n.endswith(".c")):
+    for unit in UNITS[place]:
         command = [*find_compiler().command, "-std=gnu11", "-O1", "-Wall", "-Wextra", "-Werror", "-fPIC", "-c", unit]
         subprocess.run(command, cwd=tmp_path, check=True)
     (tmp_path / "h.c").write_text('#include "polydyn.h"\n')
     strict = [*find_compiler().command, "-std=c99", "-pedantic", "-Werror", "-c", "h.c"]
     subprocess.run(strict, cwd=tmp_path, check=True)
+
+
+def test_every_c_file_of_the_runtime_belongs_to_a_unit() -> None:
+    files = {f for units in UNITS.values() for parts in units.values() for f in parts}
+    assert files == {p.name for p in (ROOT / "polydyn" / "runtime" / "c").glob("*.c")}
+
+
+@pytest.mark.skipif(not find_compiler().version.startswith("gcc"), reason="asks gcc which loops it vectorizes")
+def test_the_loops_of_host_steps_are_vectorized(tmp_path: Path) -> None:
+    """Without vectors suppression takes 4 to 8 times as long, with equal results."""
+    for name, text in sources("parts").items():
+        (tmp_path / name).write_text(text)
+    compiler = find_compiler()
+    flags = compile_flags(compiler, "cpu:baseline", "host_steps.c")
+    command = [*compiler.command, *flags, "-fopt-info-vec", "-c", "host_steps.c"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert "loop vectorized" in done.stderr
 
 
 def test_the_library_exports_the_abi_only(built: Artifact, tmp_path: Path) -> None:

@@ -17,10 +17,12 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
+from click.testing import CliRunner
 
 import polydyn
 from polydyn import program_cache, quick_start
 from polydyn.build.cache import cache_dir
+from polydyn.cli import main
 from polydyn.errors import InputError, ModelError, PolydynError, UnsupportedError
 from polydyn.program_cache import compile as compile_cached
 from polydyn.program_key import Arguments, program_key
@@ -100,6 +102,20 @@ def test_the_compiled_program_takes_over_between_two_calls(
     np.testing.assert_array_equal(out, before)
     assert program.start.startswith("the compiled program answers, after 2 calls") and program.start in caplog.messages
     assert program.kernel_count and program.explain(N=4) and program._stand_in is None
+
+
+def test_inspect_shows_who_answered_before(held: threading.Event, tmp_path: Path, compiled: Program) -> None:
+    program = quick(square())
+    program.run({"x": X})
+    take_over(program, held)
+    note = "quick start: ONNX Runtime answered calls before this program (1), with other rounding"
+    assert program.manifest["notes"] == [*compiled.manifest["notes"], note] and note in program.explain(N=4).details()
+    program.save(tmp_path / "p.polydyn")
+    shown = CliRunner().invoke(main, ["inspect", str(tmp_path / "p.polydyn")])
+    assert shown.exit_code == 0 and note in " ".join(shown.output.split())
+    unused = quick(square())
+    take_over(unused, held)
+    assert unused.manifest["notes"] == compiled.manifest["notes"], "no call was answered by another implementation"
 
 
 def _missing(*_: Any) -> Any:

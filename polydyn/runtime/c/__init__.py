@@ -1,40 +1,58 @@
-"""C sources of the run-time library, compiled into every program's library."""
+"""C sources of the run-time library, compiled into every program's library.
+
+A translation unit is several files, joined: parsing the system's headers and starting a compiler for each file would
+take a third of the time. Files of a unit are compiled with the same flags (``polydyn.build.compiler.UNIT_FLAGS``).
+"""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-COMMON = ("opening.c", "seal.c", "runtime.c", "strided.c", "indices.c", "seen.c")
-PLACES = {
-    "cpu": ("cpu.c", "pool.c", "waves.c"),
-    "cuda": ("cuda.c", "cuda_choose.c", "cuda_indices.c", "cuda_kept.c", "cuda_nodes.c", "cuda_run.c"),
+_SETUP = ("opening.c", "strided.c", "runtime.c", "seen.c")
+UNITS: dict[str, dict[str, tuple[str, ...]]] = {
+    "cpu": {
+        "setup.c": _SETUP,
+        "running.c": ("cpu.c", "waves.c", "indices.c", "seal.c"),
+        "pool.c": ("pool.c",),
+    },
+    "cuda": {
+        "setup.c": _SETUP,
+        "running.c": (
+            "cuda.c", "cuda_choose.c", "cuda_indices.c", "cuda_kept.c", "cuda_nodes.c", "cuda_run.c", "indices.c",
+            "seal.c",
+        ),
+    },
+    "parts": {
+        "setup.c": ("opening.c", "strided.c", "parts.c", "frame.c", "size_steps.c"),
+        "running.c": ("sequence.c", "control.c", "unique.c", "seal.c"),
+        "host_steps.c": ("host_steps.c",),
+    },
+}  # fmt: skip
+"""Place where a program runs -> its translation units -> the files of each. ``parts``: a program of several parts,
+whose library runs the parts in order and computes the host steps.
+
+``setup.c`` opens programs and evaluates sizes. ``running.c`` and ``pool.c`` are on the path of every launch.
+``host_steps.c`` contains loops over data.
+"""
+
+_HEADERS = ("polydyn.h", "internal.h")
+HEADERS = {
+    "cpu": _HEADERS,
+    "cuda": (*_HEADERS, "polydyn_cuda.h", "cuda_internal.h"),
+    "parts": (*_HEADERS, "polydyn_cuda.h", "sequence.h"),
 }
-"""Maps the place where a program runs to its translation units, in addition to ``COMMON``."""
-
-HEADERS = ("polydyn.h", "internal.h")
-"""``polydyn.h`` is the public C ABI; ``internal.h`` is shared by the units and the generated host program."""
-
-CUDA_HEADERS = ("polydyn_cuda.h", "cuda_internal.h")
-"""Additional headers of a CUDA program; ``polydyn_cuda.h`` is public."""
+"""Place -> its headers. ``internal.h`` is shared by the units and the generated host program."""
 
 PUBLIC = ("polydyn.h", "polydyn_cuda.h")
-"""The headers that callers include."""
-
-STEPS = (
-    "opening.c", "seal.c", "parts.c", "frame.c", "sequence.c", "control.c", "host_steps.c", "size_steps.c", "unique.c",
-    "strided.c", "sequence.h", *HEADERS, "polydyn_cuda.h",
-)  # fmt: skip
-"""Files of a program of several parts: its C interface, the code that runs parts in order, and the host steps."""
-
-
-def step_sources() -> dict[str, str]:
-    """Return a mapping from the names in ``STEPS`` to their texts."""
-    return {name: (Path(__file__).parent / name).read_text(encoding="utf-8") for name in STEPS}
+"""The headers that callers include: the C ABI."""
 
 
 def sources(place: str = "cpu") -> dict[str, str]:
-    """Return the units and headers (file name -> text) of a program that runs on ``cpu`` or ``cuda``."""
+    """Return the units and headers (file name -> text) of a program that runs at ``place``, a key of ``UNITS``."""
     here = Path(__file__).parent
-    headers = (*HEADERS, *(CUDA_HEADERS if place == "cuda" else ()))
-    names = (*COMMON, *PLACES[place], *headers)
-    return {name: (here / name).read_text(encoding="utf-8") for name in names}
+    text = {p.name: p.read_text(encoding="utf-8") for p in here.glob("*.[ch]")}
+    units = {
+        unit: text[unit] if files == (unit,) else "".join(f'#line 1 "{f}"\n{text[f]}' for f in files)
+        for unit, files in UNITS[place].items()
+    }
+    return units | {name: text[name] for name in HEADERS[place]}

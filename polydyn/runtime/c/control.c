@@ -119,7 +119,7 @@ static void cut(pd_loop *l, int32_t k, const pd_held *x) {
     if (k == 0) l->trips = count;
 }
 
-static int32_t begin(pd_sequence *s, const pd_stage *g, pd_loop *l) {
+static int32_t begin_loop(pd_sequence *s, const pd_stage *g, pd_loop *l) {
     const int64_t *in = g->inputs + 2;
     l->k = 0, l->trips = -1, l->going = 1, l->steady = 0;
     for (int32_t i = 0; i < 2; i++)
@@ -373,7 +373,7 @@ static int32_t finish(pd_sequence *s, const pd_stage *g, pd_loop *l) {
 
 int32_t pd_iterate(pd_sequence *s, const pd_stage *g) {
     pd_loop *l = g->loop;
-    int32_t code = l->phase == PD_BEGINS ? begin(s, g, l) : PD_OK;
+    int32_t code = l->phase == PD_BEGINS ? begin_loop(s, g, l) : PD_OK;
     for (int64_t end = l->k + AT_ONCE; code == PD_OK && l->phase == PD_RUNS && more(l);) {
         if (l->k >= end) return PD_STOP_SIGNALS;
         int64_t until = l->trips < 0 ? end : pd_min(end, l->trips);

@@ -8,7 +8,6 @@
 
 #include "cuda_internal.h"
 
-static const pd_plan *const plan = &pd_the_plan;
 const int64_t pd_arena_align = 256;
 static _Thread_local int32_t last_result;
 

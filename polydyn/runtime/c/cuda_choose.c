@@ -6,7 +6,6 @@
 
 #include "cuda_internal.h"
 
-static const pd_plan *const plan = &pd_the_plan;
 
 /* Prepares a candidate for launching with the context's sizes: its kernels, workspace and symbols. */
 static int32_t prepare(pd_context *c, int32_t k, const pd_candidate *n, void *stream) {

@@ -8,7 +8,6 @@
 
 #include "cuda_internal.h"
 
-static const pd_plan *const plan = &pd_the_plan;
 
 enum { SPAN = 16, VALUE_BITS = 59 }; /* as in program/index_checks.py */
 static const int64_t HALF = INT64_C(1) << (VALUE_BITS - 1), NOTHING = INT64_MAX;

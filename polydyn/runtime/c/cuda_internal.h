@@ -8,6 +8,8 @@
 #include "internal.h"
 #include "polydyn_cuda.h"
 
+static const pd_plan *const plan = &pd_the_plan;
+
 #define DRIVER(X)                                                                                                     \
     X(cuCtxPushCurrent_v2, (void *))                                                                                  \
     X(cuCtxPopCurrent_v2, (void **))                                                                                  \

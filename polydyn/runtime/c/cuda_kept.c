@@ -12,7 +12,6 @@
 
 #include "cuda_internal.h"
 
-static const pd_plan *const plan = &pd_the_plan;
 
 enum { KEPT = 8, MOST_KEPT = 64, SEEN = 4 * MOST_KEPT };
 /* Bytes per node (NVIDIA states about 10 KB for a kernel node, cccl 3768), and for all graphs of a context. */
@@ -76,7 +75,7 @@ static int64_t last_seen(pd_keeper *k) {
 
 /* ---- keeping ---- */
 
-static void forget(pd_kept *e) {
+static void forget_graph(pd_kept *e) {
     free(e->key);
     free(e->values);
     memset(e, 0, sizeof *e);
@@ -85,7 +84,7 @@ static void forget(pd_kept *e) {
 static void give_back(pd_context *c, int32_t at) {
     pd_keeper *k = ((pd_cuda *)c->place)->keeper;
     pd_cuda_destroy(c, &k->kept[at].made);
-    forget(&k->kept[at]);
+    forget_graph(&k->kept[at]);
     k->kept[at] = k->kept[--k->count];
     memset(&k->kept[k->count], 0, sizeof k->kept[0]);
 }
@@ -121,7 +120,7 @@ static int32_t keep(pd_context *c, pd_recorded made) {
     pd_kept e = {made, k->runs, malloc(key), malloc(values)};
     if (!e.key || !e.values) {
         pd_cuda_destroy(c, &e.made);
-        forget(&e);
+        forget_graph(&e);
         return pd_fail(PD_MEMORY, "out of memory");
     }
     memcpy(e.key, k->key, key);
@@ -141,7 +140,7 @@ static int wanted(const pd_keeper *k, int64_t bytes, int64_t before) {
 /* Records this run, which last occurred in run `before`, if it is worth keeping. If its graph would be too large, the
  * run is put on the stream, which is still empty. The same holds if the device has no memory for graphs or does not
  * support them; then the context also frees its other graphs and keeps none from now on. */
-static int32_t record(pd_context *c, const pd_call *call, int64_t before) {
+static int32_t record_graph(pd_context *c, const pd_call *call, int64_t before) {
     pd_cuda *x = c->place;
     pd_keeper *k = x->keeper;
     pd_recorded made = {0};
@@ -181,7 +180,7 @@ int32_t pd_cuda_kept(pd_context *c, const pd_call *call, const pd_recorded **fou
     pd_kept *e = find(k);
     int64_t before = e ? 0 : last_seen(k);
     if (before && wanted(k, 0, before)) {
-        int32_t code = record(c, call, before);
+        int32_t code = record_graph(c, call, before);
         if (code != PD_OK) return code;
         e = find(k);
     }
@@ -204,7 +203,7 @@ pd_keeper *pd_keeper_new(void) {
 }
 
 void pd_keeper_free(pd_keeper *k) {
-    for (int32_t i = 0; i < k->count; i++) forget(&k->kept[i]);
+    for (int32_t i = 0; i < k->count; i++) forget_graph(&k->kept[i]);
     free(k->key);
     free(k);
 }

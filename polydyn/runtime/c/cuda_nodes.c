@@ -10,7 +10,6 @@
 
 #include "cuda_internal.h"
 
-static const pd_plan *const plan = &pd_the_plan;
 
 enum { NONE = -1, HOST = 1, DEVICE = 2 }; /* HOST, DEVICE: CU_MEMORYTYPE_ */
 

@@ -4,7 +4,6 @@
 
 #include "cuda_internal.h"
 
-static const pd_plan *const plan = &pd_the_plan;
 
 /* ---- inputs ---- */
 

@@ -20,8 +20,6 @@ struct pd_log {
     int64_t others; /* runs with shapes that did not fit */
 };
 
-static const pd_plan *const plan = &pd_the_plan;
-
 pd_log *pd_log_new(void) { return calloc(1, sizeof(pd_log)); }
 
 void pd_log_free(pd_log *log) {
@@ -36,13 +34,13 @@ void pd_log_free(pd_log *log) {
 
 static uint64_t chain_of(const int64_t *sizes) {
     uint64_t h = 0;
-    for (int32_t s = 0; s < plan->symbol_count; s++) h = (h ^ (uint64_t)sizes[s]) * UINT64_C(0x9E3779B97F4A7C15);
+    for (int32_t s = 0; s < pd_the_plan.symbol_count; s++) h = (h ^ (uint64_t)sizes[s]) * UINT64_C(0x9E3779B97F4A7C15);
     return (h >> 32) % CHAINS;
 }
 
 /* Returns the row of these sizes in a chain up to `end`, or NULL. */
 static pd_seen *find(pd_seen *row, const pd_seen *end, const int64_t *sizes) {
-    size_t bytes = (size_t)plan->symbol_count * sizeof *sizes;
+    size_t bytes = (size_t)pd_the_plan.symbol_count * sizeof *sizes;
     while (row != end && memcmp(row->sizes, sizes, bytes)) row = row->next;
     return row == end ? NULL : row;
 }
@@ -52,7 +50,7 @@ int64_t *pd_log_runs(pd_log *log, const int64_t *sizes) {
     pd_seen *row = find(first, NULL, sizes);
     if (row) return &row->runs;
     if (__atomic_load_n(&log->rows, __ATOMIC_RELAXED) >= PD_SHAPES_SEEN) return &log->others;
-    size_t bytes = (size_t)plan->symbol_count * sizeof *sizes;
+    size_t bytes = (size_t)pd_the_plan.symbol_count * sizeof *sizes;
     row = calloc(1, sizeof *row + bytes);
     if (!row) return &log->others;
     memcpy(row->sizes, sizes, bytes);
@@ -68,7 +66,7 @@ int64_t *pd_log_runs(pd_log *log, const int64_t *sizes) {
 
 PD_EXPORT const char *pd_symbol(const pd_program *p, int32_t k) {
     (void)p;
-    return k >= 0 && k < plan->symbol_count ? plan->sources[k].symbol : NULL;
+    return k >= 0 && k < pd_the_plan.symbol_count ? pd_the_plan.sources[k].symbol : NULL;
 }
 
 PD_EXPORT int64_t pd_shapes_seen(const pd_program *p, int64_t *rows, int64_t room, int64_t *others) {
@@ -79,9 +77,9 @@ PD_EXPORT int64_t pd_shapes_seen(const pd_program *p, int64_t *rows, int64_t roo
             int64_t runs = __atomic_load_n(&r->runs, __ATOMIC_RELAXED);
             if (!runs) continue; /* prepared, never run */
             if (count < room) {
-                memcpy(rows, r->sizes, (size_t)plan->symbol_count * sizeof *rows);
-                rows[plan->symbol_count] = runs;
-                rows += plan->symbol_count + 1;
+                memcpy(rows, r->sizes, (size_t)pd_the_plan.symbol_count * sizeof *rows);
+                rows[pd_the_plan.symbol_count] = runs;
+                rows += pd_the_plan.symbol_count + 1;
             }
             count++;
         }

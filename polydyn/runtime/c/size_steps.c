@@ -55,7 +55,7 @@ static long double number(const pd_held *t, int64_t k) {
 static int has(const pd_stage *g, int32_t i) { return i < g->input_count && g->inputs[i] >= 0; }
 
 /* Reads input i, of integers; their number is known at compile time. */
-static numbers read(const pd_sequence *s, const pd_stage *g, int32_t i) {
+static numbers numbers_of(const pd_sequence *s, const pd_stage *g, int32_t i) {
     const pd_held *t = &s->tensors[g->inputs[i]];
     numbers x = {.count = (int32_t)pd_min(pd_elements(t), 2 * PD_MAX_RANK)};
     for (int32_t k = 0; k < x.count; k++) x.n[k] = (int64_t)number(t, k);
@@ -158,7 +158,7 @@ static int64_t product(const numbers *x) {
 
 /* Computes the sizes for a reshape, whose shape may contain 0 (copies a size) and -1 (the remaining elements). */
 static int32_t reshape(pd_sequence *s, const pd_stage *g) {
-    numbers dims = dims_of(s, g), asked = read(s, g, 0), x = asked;
+    numbers dims = dims_of(s, g), asked = numbers_of(s, g, 0), x = asked;
     int32_t free = -1, frees = 0, low = 0;
     for (int32_t k = 0; k < x.count; k++) {
         if (x.n[k] == 0 && !g->setting && k < dims.count) x.n[k] = dims.n[k];
@@ -178,7 +178,7 @@ static int32_t reshape(pd_sequence *s, const pd_stage *g) {
 
 /* Broadcasts a shape that is data with one that is not. */
 static int32_t broadcast(pd_sequence *s, const pd_stage *g) {
-    numbers dims = dims_of(s, g), asked = read(s, g, 0), x = {.count = pd_max(dims.count, asked.count)};
+    numbers dims = dims_of(s, g), asked = numbers_of(s, g, 0), x = {.count = pd_max(dims.count, asked.count)};
     for (int32_t k = 0; k < x.count; k++) {
         int32_t i = k - (x.count - dims.count), j = k - (x.count - asked.count);
         int64_t a = i < 0 ? 1 : dims.n[i], b = j < 0 ? 1 : asked.n[j];
@@ -206,7 +206,7 @@ static int32_t take_axes(pd_sequence *s, numbers *axes, int32_t rank) {
 
 /* Reads input i; if missing, returns 0, 1, ... or 1, 1, ... */
 static numbers read_or(const pd_sequence *s, const pd_stage *g, int32_t i, int32_t count, int64_t step) {
-    if (has(g, i)) return read(s, g, i);
+    if (has(g, i)) return numbers_of(s, g, i);
     numbers x = {.count = count};
     for (int32_t k = 0; k < count; k++) x.n[k] = step ? step : k;
     return x;
@@ -214,7 +214,7 @@ static numbers read_or(const pd_sequence *s, const pd_stage *g, int32_t i, int32
 
 /* Computes for every axis the begin of a slice, its number of elements, its forward step and its backward step. */
 static int32_t slice(pd_sequence *s, const pd_stage *g) {
-    numbers dims = dims_of(s, g), starts = read(s, g, 0), ends = read(s, g, 1);
+    numbers dims = dims_of(s, g), starts = numbers_of(s, g, 0), ends = numbers_of(s, g, 1);
     numbers axes = read_or(s, g, 2, starts.count, 0), steps = read_or(s, g, 3, starts.count, 1);
     int fits = starts.count == ends.count && axes.count == steps.count && starts.count == axes.count;
     for (int32_t k = 0; k < steps.count; k++) fits &= steps.n[k] != 0;
@@ -240,7 +240,7 @@ static int32_t slice(pd_sequence *s, const pd_stage *g) {
 
 /* Inserts a size of 1 at each given axis. */
 static int32_t unsqueeze(pd_sequence *s, const pd_stage *g) {
-    numbers dims = dims_of(s, g), axes = read(s, g, 0), x = {.count = dims.count + axes.count};
+    numbers dims = dims_of(s, g), axes = numbers_of(s, g, 0), x = {.count = dims.count + axes.count};
     int32_t code = take_axes(s, &axes, x.count);
     for (int32_t k = 0; k < axes.count && code == PD_OK; k++) x.n[axes.n[k]] = -1;
     for (int32_t a = 0, from = 0; a < x.count && code == PD_OK; a++) x.n[a] = x.n[a] < 0 ? 1 : dims.n[from++];
@@ -249,7 +249,7 @@ static int32_t unsqueeze(pd_sequence *s, const pd_stage *g) {
 
 /* Removes the given axes, whose sizes must be 1. */
 static int32_t squeeze(pd_sequence *s, const pd_stage *g) {
-    numbers dims = dims_of(s, g), axes = read(s, g, 0), left = dims, x = {.count = 0};
+    numbers dims = dims_of(s, g), axes = numbers_of(s, g, 0), left = dims, x = {.count = 0};
     int32_t code = take_axes(s, &axes, dims.count);
     for (int32_t k = 0; k < axes.count && code == PD_OK; k++) {
         if (dims.n[axes.n[k]] != 1)
@@ -264,7 +264,7 @@ static int32_t squeeze(pd_sequence *s, const pd_stage *g) {
 
 /* Computes for every axis how many elements are added before it and cut off there, and the same after it. */
 static int32_t pads(pd_sequence *s, const pd_stage *g) {
-    numbers values = read(s, g, 0), axes = read_or(s, g, 1, values.count / 2, 0);
+    numbers values = numbers_of(s, g, 0), axes = read_or(s, g, 1, values.count / 2, 0);
     if (values.count != 2 * axes.count)
         return REFUSE(s, "two for each axis", "pads %s along %s", show(&values).of, show(&axes).of);
     int32_t code = take_axes(s, &axes, g->dim_count);

@@ -16,7 +16,7 @@ static int64_t least_loaded(const double *loads, const char *taken, int64_t n) {
     return best;
 }
 
-static void share_out(int64_t tasks, int64_t work, int64_t members, int64_t n, double *loads, int64_t *starts) {
+static void divide(int64_t tasks, int64_t work, int64_t members, int64_t n, double *loads, int64_t *starts) {
     double cost = tasks ? (double)work / (double)tasks : 0;
     char taken[PD_MAX_THREADS] = {0};
     for (int64_t m = 0; m < members; m++) {
@@ -48,7 +48,7 @@ int64_t pd_plan_wave(const pd_wave *wave, const int64_t *v, int64_t threads, con
         const pd_launch_entry *l = &launches[order[i]];
         int64_t *own = starts + order[i] * (threads + 1);
         memset(own, 0, (size_t)(threads + 1) * sizeof *own);
-        share_out(pd_max(tasks[order[i]], 0), v[l->work], launch_threads[order[i]], n, loads, own);
+        divide(pd_max(tasks[order[i]], 0), v[l->work], launch_threads[order[i]], n, loads, own);
     }
     return n;
 }

@@ -5,7 +5,22 @@ from __future__ import annotations
 import pytest
 
 from polydyn.codegen.check import verify_body
-from polydyn.codegen.ir import Alloc, Body, Def, FlatLoad, For, Inst, Let, Mark, Outline, Reg, Set, Store
+from polydyn.codegen.ir import (
+    Alloc,
+    Body,
+    Call,
+    Def,
+    FlatLoad,
+    For,
+    Inst,
+    Let,
+    Mark,
+    Outline,
+    Reg,
+    Set,
+    Store,
+    map_values,
+)
 from polydyn.codegen.isl_ast import name_loops
 from polydyn.codegen.lower import lower, scratch_bytes
 from polydyn.codegen.show import show
@@ -56,6 +71,12 @@ def test_instances_become_what_the_table_says() -> None:
     assert show(out) == "serial i in [0, n)\n  y[(4*i + 3)] = 1.0\n"
     with pytest.raises(CodegenError, match="S was not consumed"):
         verify_body(named, ("n",), ("y",))
+
+
+def test_values_that_do_not_change_leave_their_nodes() -> None:
+    body: Body = (GOOD, Call("f", (Reg("float32", "r"),)))
+    assert map_values(body, lambda v: v) is body
+    assert map_values(body, lambda v: ONE_F if isinstance(v, FlatLoad) else v)[1] is body[1]
 
 
 def test_scratch_counts_every_allocation_rounded_up() -> None:

@@ -223,6 +223,11 @@ def test_verify_finds_broken_graphs() -> None:
         verify_graph(replace(graph, sources=()))
     with pytest.raises(PolydynError, match="no node computes"):
         verify_graph(replace(graph, nodes=()))
+    verify_graph(graph)  # its nodes are remembered, with the tensors that they were checked with
+    for name in (*graph.inputs, *graph.outputs):
+        wrong = replace(graph.tensors[name], dtype="float64")
+        with pytest.raises(PolydynError, match="broke an invariant"):
+            verify_graph(replace(graph, tensors={**graph.tensors, name: wrong}))
 
 
 def test_numpy_views_are_not_copied() -> None:

@@ -8,8 +8,10 @@ import pytest
 
 from polydyn.compiler import plan_program
 from polydyn.schedules.errors import LegalityError
-from polydyn.schedules.expr import const, op
-from polydyn.schedules.group.skeleton import Skeleton, check_instance, form, skeleton
+from polydyn.schedules.expr import Value, const, op
+from polydyn.schedules.group import dependence
+from polydyn.schedules.group.polyhedra import reads
+from polydyn.schedules.group.skeleton import Skeleton, accesses, check_instance, form, skeleton
 from polydyn.schedules.index import Index, IndexLike, fetch
 from polydyn.schedules.model import Group
 from polydyn.schedules.proof import prove as module
@@ -57,6 +59,27 @@ def test_one_proof_serves_all_constants() -> None:
     assert module._prove.cache_info().misses == before
     prove(product("M", 64, 64))  # equal extents: a separate skeleton
     assert module._prove.cache_info().misses == before + 1
+
+
+def with_epilogue(value: Value) -> Group:
+    """Build a product whose epilogue computes ``value`` from the sums ``D`` and the array ``R``."""
+    g = product("M", 24, 40)
+    arrays = {**g.arrays, "R": array("R", "input", "M", 24)}
+    return replace(g, arrays=arrays, statements=(*g.statements[:2], replace(g.statements[2], value=value)))
+
+
+def test_one_proof_serves_epilogues_that_read_the_same_sums() -> None:
+    total, other = ld("D", "i", "j"), ld("R", "i", "j")
+    prove(with_epilogue(op("exp", total)))
+    proofs, analyses = module._prove.cache_info().misses, dependence._flows.cache_info().misses
+    prove(with_epilogue(op("add", op("mul", total, op("tanh", total)), other)))
+    assert module._prove.cache_info().misses == proofs
+    guarded = op("where", op("lt", other, const(0, F)), total, other)
+    prove(with_epilogue(guarded))
+    assert module._prove.cache_info().misses == proofs + 1, "a read that may not happen is another access"
+    assert dependence._flows.cache_info().misses == analyses + 1, "scheduling and proving share one analysis"
+    forms = [skeleton(with_epilogue(v)).form for v in (op("exp", total), guarded)]  # type: ignore[union-attr]
+    assert [[r.guarded for r in reads(accesses(f).statements[2])] for f in forms] == [[False], [True]]
 
 
 def test_a_proof_is_not_accepted_outside_its_facts() -> None:
