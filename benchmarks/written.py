@@ -94,10 +94,10 @@ def main() -> int:
         faster = gain(found.best, sizes)
         print(f"{group.label}: {faster:.3f}, {found.best.steps[-6:-4]}", flush=True)
         kept += [found.best] if faster >= LEAST_GAIN else []
-    save_schedules(args.out, *kept)
     print(f"{len(kept)} of {len(done)} schedules kept")
     if not kept:
         return 0
+    save_schedules(args.out, *kept)
     plain = polydyn.compile(args.model, threads=1)
     written = polydyn.compile(args.model, schedules=kept, threads=1)
     proto = onnx.load(args.model)

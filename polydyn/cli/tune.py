@@ -106,7 +106,8 @@ def _tune_schedules(
             continue
         for x in found:
             timed = f"{len(x.trials)} of {x.candidates} timed"
-            print_text(f"{x.best.group.label}: {timed}, {x.gain:.2f} of its speed before")
+            print_text(f"{x.best.group.label}: {timed}, {x.gain:.2f} times as fast as before")
+            print_text(f"timed at {', '.join(map(str, x.sizes))}")
             print_text(str(x.best))
         print_text(f"compile with --schedules {path}")
 

@@ -67,6 +67,8 @@ def draw(group: polyhedral.Group, sizes: Mapping[str, int], seed: int = 0) -> di
     if any(i.fetches() for s in group.statements for x in loads(s.value) for i in x.index):
         raise UnsupportedError(f"{group.name} reads at data-dependent positions", rule="random inputs")
     check_sizes(group, sizes)
+    if seed < 0:
+        raise InputError(f"seed={seed}", rule="random inputs", remedy="a number from 0 on")
     rng = np.random.default_rng(seed)
     out: dict[str, npt.NDArray[Any]] = {}
     for n, a in group.arrays.items():

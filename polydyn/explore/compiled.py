@@ -50,6 +50,9 @@ def parameters(params: Mapping[str, Index], dims: Mapping[str, int]) -> dict[str
         raise UnknownNameError(f"the group has no dim {name}", dim=name, rule="schedules", remedy=f"it has {has}")
     for name in known.keys() - dims.keys():
         raise InputError(f"no size is given for {name}", dim=name, rule="schedules", remedy=f"{name}=8")
+    for name, size in dims.items():
+        if type(size) is not int or size < 0:
+            raise InputError(f"{name}={size!r} is not a size", dim=name, rule="schedules", remedy="a number from 0 on")
     symbols = {known[n]: size for n, size in dims.items()}
     return {n: e.evaluate(symbols) for n, e in params.items()}
 
@@ -110,6 +113,8 @@ class Compiled(Checked):
 
     def seconds(self, repeat: int = 20, **sizes: int) -> float:
         """Return the median time of a launch on one thread, with random inputs that stay in place."""
+        if repeat < 1:
+            raise InputError(f"repeat={repeat}", rule="times of a launch", remedy="at least 1")
         call = self._call(draw(self.group, sizes) | dict(self.packed or {}), sizes)
         call()
         times = []

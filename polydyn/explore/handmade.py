@@ -9,7 +9,9 @@ s.save("schedules.json"); polydyn.compile("model.onnx", schedules="schedules.jso
 
 from __future__ import annotations
 
+import math
 import os
+import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -21,7 +23,7 @@ import numpy as np
 import numpy.typing as npt
 
 from polydyn.build.cache import replacing
-from polydyn.errors import InputError, UnknownNameError
+from polydyn.errors import InputError, LegalityError, PolydynError, ScheduleError, UnknownNameError
 from polydyn.explore.compiled import Compiled, cpu_of, parameters
 from polydyn.explore.search import Found, search
 from polydyn.lowering.handmade import (
@@ -49,7 +51,7 @@ if TYPE_CHECKING:
     from polydyn.explore.schedules import Group
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Schedule:
     """A schedule of one group of a model. Every step returns a new schedule, proven for all sizes.
 
@@ -90,7 +92,13 @@ class Schedule:
         Two sizes make two levels, the larger first: ``tile(i=(64, 8))`` has the loops ``i.0`` over tiles of 64, ``i.1``
         over tiles of 8 in them, and ``i.2``. The last tile may be shorter. Halide, TVM: tile.
         """
-        return self._step(Step.of("tile", **{self._axis(x): n for x, n in sizes.items()}))
+        named: dict[str, Sizes] = {}
+        for name, size in sizes.items():
+            axis = self._axis(name)
+            if axis in named:
+                raise ScheduleError(f"{name} is {axis}, which has a size already", dim=name, rule="tile")
+            named[axis] = size
+        return self._step(Step.of("tile", **named))
 
     def even(self, *axes: str) -> Schedule:
         """Make the tiles of axes nearly equal in size: 25 rows in tiles of 12 are 8, 8 and 9 rows, not 12, 12 and 1."""
@@ -132,13 +140,30 @@ class Schedule:
 
         ScheduleError, also from ``compile``: its statements do not become vectors.
         """
+        self._check_panels(loop)
         return self._step(Step.of("vectorize", self._loop(loop)))
+
+    def _check_panels(self, loop: str) -> None:
+        """Refuse vectors along packed columns whose tiles are not whole panels."""
+        lanes, roles = lanes_of(self.steps)[0], self.form.roles
+        axis = self._axis(loop.partition(".")[0])
+        if not lanes or roles is None or axis != "j":
+            return
+        digits = self.scheduled.map.axes["j"]
+        size = digits[-1].size.constant if len(digits) > 1 else None
+        if size is None or size % lanes or "j" in self.scheduled.map.origins:
+            raise ScheduleError(
+                f"constants lie in panels of {lanes} columns, and tiles of j are not whole panels", dim=loop,
+                rule="vectorize", remedy=f"tile(j={2 * lanes}), without even('j')",
+            )  # fmt: skip
 
     def unroll(self, *loops: str, factor: int | None = None) -> Schedule:
         """Unroll loops, an axis meaning its inner loop. Whole tiles, or ``factor`` steps.
 
         Sums whose loops are all unrolled live in registers. The last tile gets a version for each number of rows.
         """
+        if factor == 0:
+            raise ScheduleError("factor=0", rule="unroll", remedy="a number from 2 to 16, or none for the whole loop")
         named = {} if factor is None else {"factor": factor}
         return self._step(Step.of("unroll", *map(self._loop, loops), **named))
 
@@ -147,12 +172,30 @@ class Schedule:
         return self._step(Step.of("parallel", *map(self._loop, loops)))
 
     def _step(self, step: Step) -> Schedule:
-        draft = apply(self.draft, step)
+        try:
+            draft = apply(self.draft, step)
+        except (ScheduleError, LegalityError) as e:
+            raise self._in_names(e) from None
         what = (STEPS[step.name].__doc__ or "").partition(".")[0].lower()
         before, after = (self._order(x) for x in (self.draft, draft))
         loops = f"; loops of {self._main}: {after}" if after != before else ""
         line = f"{self._shown(step)}: {what}{loops}"
         return replace(self, draft=draft, steps=(*self.steps, step), descriptions=(*self.descriptions, line))
+
+    def _in_names(self, error: ScheduleError | LegalityError) -> PolydynError:
+        """Return a refusal in the names of steps and tensors, with the instance that goes wrong first."""
+        lines = error.message.splitlines()
+        example = next((x.strip() for x in lines if x.strip().startswith("in elements:")), "")
+        text = lines[0] if not example else f"{lines[0]}\n  for example {example.removeprefix('in elements: ')}"
+        names = {**{x: axis for (_, x), axis in self.scheduled.map.iterators.items()}, **self.tensors}
+        text = re.sub(r"\b[a-z]\w*\b", lambda m: names.get(m[0], m[0]), in_names_of_steps(self.draft, text))
+        places = {n: getattr(error, n) for n in ("node", "tensor", "dim", "rule", "remedy")}
+        if isinstance(error, LegalityError):
+            places["remedy"] = error.remedy or "storage for more of the tensor (store, accumulate), or another order"
+        made = type(error)(text, **places)
+        if isinstance(error, LegalityError) and isinstance(made, LegalityError):
+            made.violated = error.violated
+        return made
 
     # -- names -------------------------------------------------------------------------------------------------------
 
@@ -180,6 +223,13 @@ class Schedule:
     def _tensor_of(form: PlainForm, array: str) -> str:
         buffer = form.lowered.buffers[array]
         return form.lowered.packs[buffer].source if buffer in form.lowered.packs else buffer
+
+    @property
+    def inside(self) -> dict[str, str]:
+        """Tensor that exists only inside the group -> the statements that write it, for ``store``."""
+        group = self.form.lowered.group
+        local = [n for n, a in group.arrays.items() if a.role == "local"]
+        return {n: ", ".join(s.name for s in group.statements if s.array == n) for n in local}
 
     def _axis(self, name: str) -> str:
         """Return an axis from its name or from the only dim that is its extent."""
@@ -211,6 +261,9 @@ class Schedule:
         return str(replace(step, arguments=(tensor if names[tensor] == 1 else array,)))
 
     # -- results -----------------------------------------------------------------------------------------------------
+
+    def __repr__(self) -> str:
+        return str(self)
 
     def __str__(self) -> str:
         lines = [f"s = group.schedule()  # {self.group.label}", *(f"s = s.{self._shown(x)}" for x in self.steps)]
@@ -284,6 +337,12 @@ class Schedule:
         """
         return parameters(self.form.lowered.params, dims)
 
+    def instances(self, **dims: int) -> int:
+        """Return the instances of the statement that sums, or else of the first one. ``dims`` as for ``check``."""
+        sizes = self.sizes(**dims)
+        statement = self.form.lowered.group.statement(self._main)
+        return math.prod(e.evaluate(sizes) for _, e in statement.iters)
+
     def check(self, seed: int = 0, **dims: int) -> float:
         """Return the maximum difference from the reference on random inputs, relative to the largest element.
 
@@ -308,6 +367,8 @@ class Schedule:
         """Return the time of the default kernel over that of the schedule, from calls that alternate."""
         default = self.group.compiled()
         theirs, own = default.sizes(**dims), self.sizes(**dims)
+        if repeat < 1:
+            raise InputError(f"repeat={repeat}", rule="times of a launch", remedy="at least 1")
         times = ((default.seconds(10, **theirs), self._compiled.seconds(10, **own)) for _ in range(-(-repeat // 10)))
         return float(np.median([before / after for before, after in times]))
 
@@ -322,11 +383,16 @@ def start(group: Group) -> Schedule:
     return Schedule(group, form, form.start())
 
 
-def rebuilt(group: Group, written: Written) -> Schedule:
-    """Return the schedule of a group from its data. InputError: it was written for another group."""
-    if start(group).written.group != written.group:
-        raise InputError(f"the schedule of {written.label} does not fit {group.label}", rule="schedules")
-    return with_steps(group, [Step(*x) for x in written.steps])
+def rebuilt(group: Group, source: Source) -> Schedule:
+    """Return the schedule of a group from its data, an object or a file. InputError: none is for this group."""
+    digest, every = start(group).written.group, read_schedules(source)
+    for written in every:
+        if written.group == digest:
+            return with_steps(group, [Step(*x) for x in written.steps])
+    labels = ", ".join(x.label for x in every) or "nothing"
+    raise InputError(
+        f"no schedule fits {group.label}", rule="schedules", remedy=f"the schedules are for groups like {labels}"
+    )
 
 
 def with_steps(group: Group, steps: Sequence[Step]) -> Schedule:
@@ -340,8 +406,10 @@ def with_steps(group: Group, steps: Sequence[Step]) -> Schedule:
 def save_schedules(path: str | os.PathLike[str], *schedules: Source) -> None:
     """Write a file of schedules for ``polydyn.compile(schedules=...)``, whole or not at all.
 
-    InputError: it cannot be written. ScheduleError: two schedules are for one group.
+    InputError: it cannot be written, or there is no schedule. ScheduleError: two different ones are for one group.
     """
+    if not schedules:
+        raise InputError("no schedule is given", rule="schedules", remedy="save_schedules(path, s)")
     text = file_text(read_schedules(schedules))
     try:
         with replacing(Path(path)) as f:

@@ -38,7 +38,7 @@ from polydyn.lowering.serial import lower_serial
 from polydyn.schedules import model as polyhedral
 from polydyn.schedules.group.dependence import analyse
 from polydyn.schedules.group.polyhedra import context
-from polydyn.schedules.handmade.document import Written
+from polydyn.schedules.handmade.document import Source
 from polydyn.schedules.handmade.draft import start as begin
 from polydyn.schedules.proof.prove import prove
 from polydyn.schedules.show import show_choice, show_group
@@ -51,7 +51,7 @@ from polydyn.schedules.tree.strategies import nest
 from polydyn.shapes.sizes import Dims
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Group:
     """A fused group of a model, lowered: statements over iterators, arrays with addresses.
 
@@ -101,12 +101,15 @@ class Group:
         schedule = schedule_nest(group, dependences)
         return nest(group, schedule.band, schedule.phases, tiled=False)
 
-    def schedule(self, written: Written | None = None) -> Schedule:
-        """Return the schedule of this group without a step, to be written step by step; or a ``written`` one.
+    def schedule(self, written: Source | None = None) -> Schedule:
+        """Return the schedule of this group without a step; or the one for it among those ``written``, such as a file.
 
-        UnsupportedError: its kernel has a schedule of its own. InputError: ``written`` is for another group.
+        UnsupportedError: its kernel has a schedule of its own. InputError: none is for this group.
         """
-        return rebuilt(self, written) if written else start(self)
+        return start(self) if written is None else rebuilt(self, written)
+
+    def __repr__(self) -> str:
+        return self.label
 
     def compile(self, t: Scheduled, sizes: Mapping[str, int] | None = None, target: str = "cpu") -> Compiled:
         """Compile a schedule of this group for the CPU, exactly as in the tree.

@@ -34,15 +34,18 @@ FACTOR = 4
 """Candidates are from a quarter of a number to four times it."""
 UNTOLD = (8, 61, 256)
 """Sizes of a dim about which nothing is known."""
+MOST_INSTANCES = 1 << 30
+"""Maximum instances of the main statement of a launch at sizes that nobody named."""
 REPEATS = 9
 """Launches of a measurement; their median counts."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Found:
     """The result of a search. ``best``: the schedule with least cost; ``trials``: schedules in the order of
     measurement, with seconds at each of the sizes; ``candidates``: the number of schedules to choose from; ``refused``:
     trials that a step, the proof or the vectoriser refused. ``result``: regions, and predictions beside measurements.
+    ``sizes``: the sizes of the model's dims.
     """
 
     best: Schedule
@@ -50,6 +53,11 @@ class Found:
     candidates: int
     refused: int
     result: Result
+    sizes: tuple[Mapping[str, int], ...] = ()
+
+    def __repr__(self) -> str:
+        timed = f"{len(self.trials)} of {self.candidates} candidates timed, {self.refused} refused"
+        return f"{timed}, the best is {self.gain:.2f} times as fast as the first\n{self.best}"
 
     @property
     def gain(self) -> float:
@@ -83,6 +91,9 @@ def search(
     is the weighted mean of logarithms. ``time``: returns seconds, by default the median of a launch on one thread. The
     same seed and times choose the same schedules. InputError: no sizes, or weights for other ones.
     """
+    if isinstance(sizes, Mapping) or trials < 1 or any(w <= 0 for w in weights):
+        reason = f"trials={trials!r}, sizes={sizes!r}, weights={weights!r}"
+        raise InputError(reason, rule="search", remedy="search([{'L': 8}, {'L': 128}], trials=24), weights above 0")
     if not sizes or (weights and len(weights) != len(sizes)):
         reason = f"{len(weights)} weights for {len(sizes)} sizes"
         raise InputError(reason, rule="sizes of a search", remedy="[{'L': 128}]")
@@ -109,7 +120,7 @@ def search(
     points = coordinates([numbers for _, numbers in every])
     result = search_rows(points, costs, trials, order=range(len(every)), weights=tuple(weigh), seed=seed)
     best = min(done, key=lambda x: float(weigh @ np.log(np.maximum(x[1], 1e-12))))
-    return Found(best[0], tuple(done), len(every), refused, result)
+    return Found(best[0], tuple(done), len(every), refused, result, tuple(sizes))
 
 
 def tune_schedules(
@@ -131,18 +142,20 @@ def tune_schedules(
     out = []
     for x in read_schedules(schedules):
         if x.group not in known:
-            raise InputError(f"the schedule of {x.label} fits no group of this model", rule="schedules")
+            remedy = "it was written for another model, dims or options: polydyn.explore.groups(model) lists the groups"
+            raise InputError(f"the schedule of {x.label} fits no group of this model", rule="schedules", remedy=remedy)
         s = known[x.group].group.schedule(x)
-        sizes, weights = _sizes_of(s.dims, sizes_by_name(dims), seen)
+        sizes, weights = _sizes_of(s, sizes_by_name(dims), seen)
         out.append(search(s, sizes, trials, seed, weights))
     return out
 
 
 def _sizes_of(
-    names: Sequence[str], dims: Mapping[str, Sizes], seen: Sequence[tuple[Mapping[str, int], int]]
+    s: Schedule, dims: Mapping[str, Sizes], seen: Sequence[tuple[Mapping[str, int], int]]
 ) -> tuple[list[dict[str, int]], list[float]]:
-    """Return sizes of a group's dims, and their weights."""
-    counts: dict[tuple[int, ...], float] = {}
+    """Return sizes of the dims of a schedule's group, and their weights. Larger launches than ``MOST_INSTANCES`` are
+    left out, unless all are larger."""
+    names, counts = s.dims, dict[tuple[int, ...], float]()
     for shape, count in seen:
         if set(names) <= shape.keys():
             key = tuple(shape[n] for n in names)
@@ -150,7 +163,9 @@ def _sizes_of(
     if not counts:
         lists = [_likely(dims.get(n)) for n in names]
         most = max(map(len, lists), default=1)
-        counts = {tuple(x[k % len(x)] for x in lists): 1 for k in range(most)}
+        every = [tuple(x[k % len(x)] for x in lists) for k in range(most)]
+        small = [key for key in every if s.instances(**dict(zip(names, key, strict=True))) <= MOST_INSTANCES]
+        counts = dict.fromkeys(small or every[:1], 1)
     return [dict(zip(names, key, strict=True)) for key in counts], list(counts.values())
 
 

@@ -86,6 +86,8 @@ def read_schedules(sources: Source | Iterable[Source]) -> tuple[Written, ...]:
     ScheduleError: a file cannot be read or is not a file of schedules; two schedules are for one group.
     """
     one = isinstance(sources, (str, os.PathLike, Written)) or hasattr(sources, "written")
+    if not one and not isinstance(sources, Iterable):
+        raise _not_a_schedule(sources)
     listed: list[Any] = [sources] if one else list(sources)  # type: ignore[arg-type]
     out: dict[str, Written] = {}
     for source in listed:
@@ -106,10 +108,12 @@ def _read(source: Source) -> Sequence[Written]:
         return read_file(Path(source))
     if isinstance(written := getattr(source, "written", None), Written):
         return [written]
-    raise ScheduleError(
-        f"{type(source).__name__} is not a schedule", rule="schedules",
-        remedy="pass files of Schedule.save, or schedules of polydyn.explore",
-    )  # fmt: skip
+    raise _not_a_schedule(source)
+
+
+def _not_a_schedule(source: object) -> ScheduleError:
+    remedy = "pass files of Schedule.save, or schedules of polydyn.explore"
+    return ScheduleError(f"{type(source).__name__} is not a schedule", rule="schedules", remedy=remedy)
 
 
 def read_file(path: Path) -> tuple[Written, ...]:

@@ -14,7 +14,8 @@ from polydyn.schedules.model import Group
 from polydyn.schedules.solution.schedule import NestSchedule
 from polydyn.schedules.tiling import Roles
 from polydyn.schedules.tree.limits import clip
-from polydyn.schedules.tree.names import Coord
+from polydyn.schedules.tree.loops import fuse
+from polydyn.schedules.tree.names import Coord, End
 from polydyn.schedules.tree.nodes import Band, Tree
 from polydyn.schedules.tree.scheduled import Scheduled, all_of, flat, path, relist, rewrite, without_marks
 from polydyn.schedules.tree.strategies import nest, start_product, statements_along
@@ -97,14 +98,35 @@ class Draft:
 def start(group: Group, roles: Roles | None, schedule: NestSchedule | None) -> Draft:
     """Return the draft of a group without a step: the solved schedule matrix as a tree.
 
-    A product has ``roles``; another group the ``schedule`` of its shared loops.
+    A product has ``roles``; another group the ``schedule`` of its shared loops. A group with one reduction begins with
+    all its loops in one band, like a product.
     """
     if roles is not None:
-        t = start_product(group, roles)
-        for axis in t.map.axes:
-            if t.map.has_empty_step(axis):
-                t = clip(t, axis, *statements_along(t, axis))
-        return Draft(t)
+        return _cut_where_empty(start_product(group, roles))
     assert schedule is not None, "a group other than a product has a schedule of its loops"
+    if (t := _single_reduction(group, schedule)) is not None:
+        return _cut_where_empty(t)
     t = nest(group, schedule.band, schedule.phases, tiled=False)
     return Draft(replace(t, tree=flat(without_marks(t.tree)), parallel=()))
+
+
+def _cut_where_empty(t: Scheduled) -> Draft:
+    """Cut the statements of an axis whose extent may be 0, and which has a step for others all the same."""
+    for axis in t.map.axes:
+        if t.map.has_empty_step(axis):
+            t = clip(t, axis, *statements_along(t, axis))
+    return Draft(t)
+
+
+def _single_reduction(group: Group, schedule: NestSchedule) -> Scheduled | None:
+    """Return all loops in one band, or None: a statement other than the only reduction has loops of its own."""
+    sums = [s for s in group.statements if s.reduce]
+    others = [s for s in group.statements if not s.reduce]
+    if len(sums) != 1 or any(s.iterators != schedule.band for s in others):
+        return None
+    (acc,) = sums
+    if acc.iterators[: len(schedule.band)] != schedule.band or not group.statements.index(acc):
+        return None
+    before = group.statements[: group.statements.index(acc)]
+    sunk = {s.name: End.FIRST if s in before else End.LAST for s in others}
+    return fuse(group, schedule.band, acc.iterators[len(schedule.band) :], sunk)

@@ -65,7 +65,8 @@ def apply(draft: Draft, step: Step) -> Draft:
     try:
         out = STEPS[step.name](draft, *step.arguments, **dict(step.named))
     except TypeError as e:
-        raise ScheduleError(f"{step}: {e}", rule="arguments of a step", remedy=f"help(Schedule.{step.name})") from e
+        what = str(e).replace(STEPS[step.name].__name__, step.name)
+        raise ScheduleError(f"{step}: {what}", rule="arguments of a step", remedy=f"help(Schedule.{step.name})") from e
     prove(out.scheduled)
     return out
 
@@ -84,7 +85,11 @@ def tiled(draft: Draft, **sizes: Sizes) -> Draft:
             raise ScheduleError(f"{axis} is a loop of a tiled axis", dim=axis, rule="tile", remedy="tile(i=(64, 8))")
         if loop in draft.unrolled or loop in draft.vectors:
             what = "unrolled" if loop in draft.unrolled else "in vectors"
-            raise ScheduleError(f"{axis} is {what} already", dim=axis, rule="tile", remedy="tile it first")
+            remedy = "make this step an earlier one"
+            raise ScheduleError(f"{axis} is {what} already", dim=axis, rule="tile", remedy=remedy)
+        if any(axis in x.axes for x in t.buffers):
+            reason = f"a buffer has the axis {axis} already"
+            raise ScheduleError(reason, dim=axis, rule="tile", remedy="tile before accumulate, cache and store")
         levels = _levels(axis, size)
         t = tile(t, axis, *levels)
         cut = {x.statement for x in t.clips if x.axis == axis}
@@ -105,7 +110,9 @@ def evened(draft: Draft, *axes: str) -> Draft:
     for axis in axes:
         loops = draft.axes.get(axis, ())
         if len(loops) != 2 or axis in _reduced(draft) or axis in t.map.origins:
-            reason = f"{axis} is {'even already' if axis in t.map.origins else 'not an axis of results with two loops'}"
+            if axis in t.map.origins:
+                raise ScheduleError(f"{axis} is even already", dim=axis, rule="even")
+            reason = f"{axis} is not an axis of results with two loops"
             raise ScheduleError(reason, dim=axis, rule="even", remedy="tile(i=12).even('i')")
         t = begins(t, axis, loops[0], f"o_{axis}", even=True)
     return replace(draft, scheduled=t)
@@ -136,6 +143,8 @@ def _levels(axis: str, size: Any) -> tuple[tuple[Level, Size], ...]:
 def reordered(draft: Draft, *loops: str) -> Draft:
     """Put these loops of one band in this order. The other loops keep their places."""
     wanted = [draft.loop(x) for x in loops]
+    if len(wanted) < 2:
+        raise ScheduleError("reorder needs two loops", rule="reorder", remedy="reorder('j', 'i')")
     if len(set(wanted)) < len(wanted):
         raise ScheduleError(f"{loops} names a loop twice", rule="reorder")
     hit = False
@@ -175,6 +184,11 @@ def parallel(draft: Draft, *loops: str) -> Draft:
         reason = "the schedule has parallel loops already" if t.parallel else "no loop is given"
         raise ScheduleError(reason, rule="parallel")
     wanted = tuple(draft.loop(x, OUTER) for x in loops)
+    for name, loop in zip(loops, wanted, strict=True):
+        if draft.names[loop].partition(".")[0] in _reduced(draft):
+            free = ", ".join(n for n in draft.names.values() if n.partition(".")[0] not in _reduced(draft))
+            reason = f"{name} runs a reduction: its steps update one result"
+            raise ScheduleError(reason, dim=name, rule="parallel", remedy=f"other loops are {free}")
     for n in t.map.views:
         if set(draft.order(n)[: len(wanted)]) != set(wanted):
             has = ", ".join(draft.names.get(x, x) for x in draft.order(n))
@@ -237,14 +251,14 @@ def cached(draft: Draft, tensor: str, at: str, order: Sequence[str] = ()) -> Dra
         raise ScheduleError(f"{first} reads {tensor} along no axis", tensor=tensor, rule="cache")
     if copy in t.map.views:
         raise ScheduleError(f"{tensor} is copied already", tensor=tensor, rule="cache")
-    if order and sorted(order) != sorted(axes):
-        remedy = f"an order of {', '.join(axes)}"
+    if not set(order) <= set(axes) or len(set(order)) < len(order):
+        remedy = f"each of {', '.join(axes)} at most once"
         raise ScheduleError(f"{first} does not read {tensor} along {', '.join(order)}", tensor=tensor, rule="cache",
                             remedy=remedy)  # fmt: skip
     around = draft.order(first)
     if below not in around:
         raise ScheduleError(f"{at} is not a loop of {first}, which reads {tensor}", tensor=tensor, rule="cache")
-    fixed, ordered = set(around[: around.index(below) + 1]), tuple(order) or axes
+    fixed, ordered = set(around[: around.index(below) + 1]), (*(x for x in axes if x not in order), *order)
     free = [d.name for x in ordered for d, k in zip(t.map.axes[x], draft.axes[x], strict=True) if k not in fixed]
     loops: dict[Coord, Sequence[str]] = {Coord(f"a_{x}"): (x,) for x in free}
     t = promote(t, tensor, axes[0], copy, f"{tensor}_copy", below, [s.name for s in readers], loops)
@@ -333,6 +347,8 @@ def _loops_around(tree: Tree, users: set[str]) -> tuple[Coord, ...]:
 def vectorized(draft: Draft, name: str) -> Draft:
     """Move a loop inside the other loops of its bands, and run its steps in vectors."""
     loop = draft.loop(name, INNER)
+    if loop in draft.vectors:
+        raise ScheduleError(f"{name} is in vectors already", dim=name, rule="vectorize")
     out = draft.reordered(lambda band: [*(x for x in band if x != loop), *(x for x in band if x == loop)])
     if not any(band and band[-1] == loop and _is_innermost(out, loop) for band in _bands(out)):
         raise ScheduleError(

@@ -18,7 +18,7 @@ from polydyn import explore
 from polydyn.cli import main
 from polydyn.compiler import plan_program
 from polydyn.errors import InputError, LegalityError, PolydynError, ScheduleError, UnknownNameError, UnsupportedError
-from polydyn.explore import Schedule
+from polydyn.explore import Schedule, save_schedules
 from polydyn.explore.compiled import cpu_of
 from polydyn.explore.search import search, tune_schedules
 from polydyn.jobs.spec import read_jobs
@@ -113,6 +113,30 @@ def test_sums_pass_through_the_result_from_block_to_block() -> None:
     assert s.cache("z", at="j.0").check(B=2, M=5, N=19, K=17) < 1e-5
 
 
+def test_a_depthwise_convolution_has_vectors_along_channels() -> None:
+    w = np.random.default_rng(0).standard_normal((32, 1, 3, 3)).astype(np.float32)
+    nodes = [node("Transpose", "x", "t", perm=[0, 3, 1, 2]), node("Conv", "t w", "c", group=32, pads=[1, 1, 1, 1]),
+             node("Relu", "c", "r"), node("Transpose", "r", "y", perm=[0, 2, 3, 1])]  # fmt: skip
+    made = model(nodes, {"x": ("float32", ["N", "H", "W", 32])}, ["y"], {"w": w})
+    (group,) = explore.groups(made)
+    s = group.schedule()
+    channels = next(n for n, e in s.axes.items() if e == "32")
+    s = s.tile(**{channels: 16}).accumulate(at=f"{channels}.0").vectorize(channels).parallel("N", "H")
+    assert [s.check(N=n, H=h, W=w) < 1e-5 for n, h, w in ((1, 1, 1), (2, 5, 7), (0, 3, 3))] == [True] * 3
+    kernel = s.compile()
+    assert not kernel.notes and "vload" in kernel.text
+
+
+def test_refusals_name_loops_and_tensors_as_the_user_does() -> None:
+    s = start(product_model()).tile(i=4, j=16)
+    with pytest.raises(LegalityError, match="for example ACC at i = ") as wrong:
+        s.reorder("k", "i.0", "j.0").store("l0", at="i.0")
+    assert "size_" not in wrong.value.message and wrong.value.remedy
+    with pytest.raises(ScheduleError, match="k runs a reduction"):
+        start(product_model()).reorder("k", "i").parallel("k")
+    assert start(product_model()).inside == {"l0": "INIT, ACC"} and len(repr(s)) < 200
+
+
 def test_rows_of_a_softmax_are_tiled_and_in_vectors() -> None:
     s = start(model([node("Softmax", "x", "y")], {"x": ("float32", ["A", "C"])}, ["y"]))
     for written in (s, s.tile(A=4).vectorize("C").parallel("A")):
@@ -145,7 +169,7 @@ def test_a_schedule_prints_the_python_that_builds_it() -> None:
 WRONG: dict[str, tuple[Any, type[PolydynError], str]] = {
     "no loop": (lambda s: s.tile(z=4), ScheduleError, "no loop z"),
     "size 0": (lambda s: s.tile(i=0), ScheduleError, "not the size of a tile"),
-    "size True": (lambda s: s.tile(i=True), ScheduleError, "not the size of a tile"),
+    "tile True": (lambda s: s.tile(i=True), ScheduleError, "not the size of a tile"),
     "uneven": (lambda s: s.tile(i=(8, 3)), ScheduleError, "do not divide"),
     "no size": (lambda s: s.tile(), ScheduleError, "no axis"),
     "twice": (lambda s: s.tile(i=4).tile(i=2), ScheduleError, "has the loops i.0, i.1"),
@@ -154,6 +178,24 @@ WRONG: dict[str, tuple[Any, type[PolydynError], str]] = {
     "even before tiles": (lambda s: s.even("i"), ScheduleError, "two loops"),
     "even reduction": (lambda s: s.tile(k=4).even("k"), ScheduleError, "not an axis of results"),
     "even twice": (lambda s: s.tile(i=4).even("i").even("i"), ScheduleError, "even already"),
+    "one axis twice": (lambda s: s.tile(M=6, i=3), ScheduleError, "i is i, which has|M is i, which has"),
+    "tile behind a buffer": (lambda s: s.cache("x", at="i").tile(k=4), ScheduleError, "a buffer has the axis"),
+    "one loop to order": (lambda s: s.reorder("i"), ScheduleError, "two loops"),
+    "vectors twice": (lambda s: s.reorder("k", "j").vectorize("j").vectorize("j"), ScheduleError, "already"),
+    "factor 0": (lambda s: s.unroll("k", factor=0), ScheduleError, "factor=0"),
+    "half panels": (lambda s: s.pack(16).tile(j=24).accumulate(at="j").vectorize("j"), ScheduleError, "whole panels"),
+    "an order twice": (lambda s: s.cache("x", at="i", order=("i", "i")), ScheduleError, "does not read"),
+    "size -1": (lambda s: s.check(M=-1), InputError, "not a size"),
+    "size True": (lambda s: s.check(M=True), InputError, "not a size"),
+    "size text": (lambda s: s.seconds(M="3"), InputError, "not a size"),
+    "seed -1": (lambda s: s.check(-1, M=3), InputError, "seed"),
+    "repeat 0": (lambda s: s.seconds(0, M=3), InputError, "repeat"),
+    "no trials": (lambda s: s.search([{"M": 3}], trials=0), InputError, "trials"),
+    "sizes not listed": (lambda s: s.search({"M": 3}), InputError, "trials"),
+    "a weight of 0": (lambda s: s.search([{"M": 3}], weights=[0]), InputError, "weights"),
+    "no such file": (lambda s: s.group.schedule("none.json"), ScheduleError, "cannot read"),
+    "a number": (lambda s: polydyn.compile(product_model(), schedules=3), ScheduleError, "int is not a schedule"),
+    "nothing to save": (lambda s: save_schedules("none.json"), InputError, "no schedule is given"),
     "of two loops": (lambda s: s.tile(i=4).reorder("i", "j"), ScheduleError, "has the loops i.0, i.1"),
     "one loop twice": (lambda s: s.reorder("i", "i"), ScheduleError, "twice"),
     "reduction": (lambda s: s.reorder("k", "i").parallel("k"), ScheduleError, "runs a reduction"),
@@ -263,7 +305,7 @@ def test_tune_searches_the_schedules_of_a_file_and_rewrites_it(tmp_path: Path) -
     s.save(path)
     arguments = ["tune", str(tmp_path / "m.onnx"), "--schedules", str(path), "--trials", "4", "--dim", "M=8:64"]
     result = CliRunner().invoke(main, arguments)
-    assert result.exit_code == 0 and "of its speed before" in result.output, result.output
+    assert result.exit_code == 0 and "times as fast as before" in result.output, result.output
     (written,) = document.read_file(path)
     assert written.group == s.written.group and [x[0] for x in written.steps] == [x.name for x in s.steps]
     result = CliRunner().invoke(main, [*arguments, "--records", str(tmp_path / "r.db")])
