@@ -13,6 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias
 
+from polydyn.arguments import check_threads
 from polydyn.backends import Options, target_of
 from polydyn.backends.base import Target
 from polydyn.backends.launches import distinct_kernels, host_plan
@@ -42,7 +43,7 @@ from polydyn.runtime.explain import refused_sizes
 from polydyn.runtime.expressions import to_json
 from polydyn.runtime.opening import open_program
 from polydyn.runtime.overrides import with_overrides
-from polydyn.runtime.program import Program, check_threads
+from polydyn.runtime.program import Program
 from polydyn.schedules.expr import Array
 from polydyn.schedules.handmade.document import Written
 from polydyn.schedules.names import given_back_everywhere

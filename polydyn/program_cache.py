@@ -11,6 +11,7 @@ import os
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
+from polydyn.arguments import check_threads, checked_flag, checked_path, checked_text
 from polydyn.backends.options import Options
 from polydyn.clock import measuring, section, timed
 from polydyn.debug import is_observed
@@ -21,7 +22,7 @@ from polydyn.errors import (
 )
 from polydyn.program_key import Arguments, program_key, sources_changed
 from polydyn.program_store import store_program, stored_program
-from polydyn.runtime.program import Program, check_threads
+from polydyn.runtime.program import Program
 from polydyn.schedules.handmade.document import read_schedules
 
 if TYPE_CHECKING:
@@ -74,8 +75,17 @@ def compile(
     ``polydyn.errors``.
     """
     check_start(start)
-    arguments = Arguments(target, dims or {}, options or Options(), records, symbols or {}, read_schedules(schedules))
-    if cache:
+    if records is not None:
+        checked_path(records, "records")
+    arguments = Arguments(
+        checked_text(target, "target"),
+        {} if dims is None else dims,
+        Options() if options is None else options,
+        records,
+        {} if symbols is None else symbols,
+        read_schedules(schedules if isinstance(schedules, Iterable) else [schedules]),
+    )
+    if checked_flag(cache, "cache"):
         return cached_program(model, arguments, threads=threads, start=start)
     if start == "quick":
         return _quick(model, arguments, threads, "")
@@ -109,7 +119,7 @@ def cached_program(
 
 def check_start(start: str) -> str:
     """Return a value of ``start``. InputError: it is unknown."""
-    if start not in STARTS:
+    if not isinstance(start, str) or start not in STARTS:
         raise InputError(f"start is {start!r}", rule="start", remedy=" or ".join(map(repr, STARTS)))
     return start
 

@@ -26,6 +26,7 @@ from typing import IO, TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
+from polydyn.arguments import check_threads, checked_out
 from polydyn.build.compiler import TARGETS, why_elsewhere
 from polydyn.errors import InputError, PolydynError, UnsupportedError
 from polydyn.onnx_runtime import ort_session
@@ -33,7 +34,7 @@ from polydyn.program_key import Arguments, registrations
 from polydyn.program_store import stored_program
 from polydyn.runtime.artifact import read_artifact
 from polydyn.runtime.opening import open_program
-from polydyn.runtime.program import Array, Program, check_threads, numpy_dtype
+from polydyn.runtime.program import Array, Program, numpy_dtype
 from polydyn.shapes.sizes import sizes_by_name
 
 if TYPE_CHECKING:
@@ -169,12 +170,12 @@ class QuickProgram(Program):
         if program is None and (stand_in := self._stand_in) is not None:
             try:
                 results = stand_in.run({n: np.asarray(a) for n, a in feeds.items()})
-                _copy(results, out or {})
+                _copy(results, checked_out(out))
             except Exception as e:  # a wrong call, or one that only the program can answer
                 log.info("a call waits for the compiled program: %s", e)
             else:
                 self._calls += 1
-                return results | dict(out or {})
+                return results | dict(checked_out(out))
         return (program or self.compiled()).run(feeds, out)
 
     def compiled(self) -> Program:

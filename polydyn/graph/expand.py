@@ -227,6 +227,10 @@ class _Builder:
         """Return whether constants decide that no element of ``indices`` is negative."""
         return (self._interval(indices) or (-1, -1))[0] >= 0
 
+    def is_data(self, indices: str, at: tuple[Index, ...]) -> bool:
+        """Return whether a subscript depends on data: it is no formula of sizes and positions."""
+        return bool(self.positions.resolve(fetch(indices, at), self.aliases, []).fetches())
+
     def _bound_on_data(self, indices: str, size: Dim, place: str, component: int | None, shift: Index) -> None:
         """Add a bound on the data that the primitive will fetch: the whole tensor, or the tensor of which it is a
         shifted view.
@@ -270,13 +274,9 @@ class _Builder:
         return subscript
 
     def ask(
-        self,
-        kind: str,
-        inputs: Sequence[str],
-        names: Sequence[str],
-        dims: Sequence[Dim] = (),
+        self, kind: str, inputs: Sequence[str], names: Sequence[str], dims: Sequence[Dim] = (),
         settings: Mapping[str, Any] | None = None,
-    ) -> tuple[Dim, ...]:
+    ) -> tuple[Dim, ...]:  # fmt: skip
         """Return the sizes that the node's shape rule requested."""
         key = step_key(self._at(), kind, inputs, dims, settings)
         return tuple(map(self.facts.canonical, self.steps[key].symbols))

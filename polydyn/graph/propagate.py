@@ -75,6 +75,10 @@ def propagate(
     return replace(worker.view, nodes=tuple(worker.nodes), sources=sources)
 
 
+SEQUENCES = "a sequence has a known number of elements, is a split into single rows, or grows by a tensor per iteration"
+"""What sequences may be. The names of their operators alone would not say it, because most uses are built."""
+
+
 def check_supported(graph: ImportedGraph) -> None:
     """Reject a graph with unknown operators, naming each of them and the first node that uses it, or with strings.
 
@@ -85,11 +89,13 @@ def check_supported(graph: ImportedGraph) -> None:
         if not is_built(n) and not n.fallback:
             missing.setdefault(n.op, n.name)
     if missing:
+        some = any("Sequence" in op for op in missing)
+        more = "use tensors (Reshape in place of a split, a scan output of a Loop), " if some else ""
         names = ", ".join(f"{op} (node {node})" for op, node in sorted(missing.items()))
         raise UnsupportedError(
             f"{len(missing)} operator(s) of this model are not supported: {names}",
-            node=next(iter(missing.values())),
-            remedy="compile with Options(fallback='onnxruntime'), or write them as in docs/extending.md",
+            node=next(iter(missing.values())), rule=SEQUENCES if some else None,
+            remedy=f"{more}compile with Options(fallback='onnxruntime'), or write them as in docs/extending.md",
         )  # fmt: skip
     ours = [n for n in graph.nodes if not n.fallback]
     for n in ours:

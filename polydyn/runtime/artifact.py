@@ -20,12 +20,12 @@ import zipfile
 import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import IO, Any
 
 import numpy as np
 import numpy.typing as npt
 
+from polydyn.arguments import checked_path
 from polydyn.build.cache import replacing
 from polydyn.build.features import architecture, machine_features
 from polydyn.errors import ArtifactError, MissingFileError, PolydynError
@@ -120,7 +120,7 @@ def aligned_bytes(size: int) -> Bytes:
 
 def write_artifact(artifact: Artifact, path: str | os.PathLike[str]) -> None:
     """Write the zip next to ``path`` and rename it. ArtifactError: the folder is missing or full."""
-    target = Path(path)
+    target = checked_path(path)
     try:
         with replacing(target) as f:
             _write(artifact, f)

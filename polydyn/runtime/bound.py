@@ -5,11 +5,11 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 
-from polydyn.errors import InputError
+from polydyn.errors import InputError, WrongTypeError
 from polydyn.runtime.mapped import MappedFile
 
 _forks = 0
@@ -52,6 +52,12 @@ class BoundCall:
 
     def __deepcopy__(self, memo: object) -> BoundCall:
         return self
+
+    def __reduce__(self) -> NoReturn:
+        raise WrongTypeError(
+            "a bound call cannot be pickled: it holds addresses of this process", rule="pickle",
+            remedy="bind again in the other process, to a program that polydyn.load opens",
+        )  # fmt: skip
 
     def __call__(self) -> dict[str, Any]:
         """Compute once more. InputError: an index tensor now has an index outside its axis. ArtifactError: the file of

@@ -11,12 +11,13 @@ from typing import Any, cast
 
 import numpy as np
 
+from polydyn.arguments import checked_feeds
 from polydyn.errors import InputError
 from polydyn.runtime.artifact import Artifact
 from polydyn.runtime.bound import BoundCall
 from polydyn.runtime.composite import attached, part_at
 from polydyn.runtime.launch_times import LaunchTime
-from polydyn.runtime.program import Array, Program, checked_feeds, numpy_dtype
+from polydyn.runtime.program import Array, Program, as_array, numpy_dtype
 from polydyn.runtime.spans import Span
 
 OVERRIDDEN, DEFAULTS = "overridden/", "defaults/"
@@ -59,7 +60,7 @@ class WithOverrides(Program):
         values_in_call = {n: feeds[n] for n in rows if n in feeds}
         rest = {n: a for n, a in feeds.items() if n not in rows}
         values = {n: self._default(k, x) for n, (k, x) in rows.items()} if values_in_call else {}
-        if not (changed := [n for n, a in values_in_call.items() if not _equal(a, values[n])]):
+        if not (changed := [n for n, a in values_in_call.items() if not _equal(as_array(n, a), values[n])]):
             return None, rest
         for name in changed:
             reason = rows[name][1]["fixed"]
@@ -102,9 +103,8 @@ class WithOverrides(Program):
         return list(self.manifest["overridden"]["inputs"]) if kind == "optional" else super().arguments(kind)
 
 
-def _equal(value: Any, default: Array) -> bool:
+def _equal(array: Array, default: Array) -> bool:
     """Return whether a value equals the model's, bit by bit."""
-    array = np.asarray(value)
     same = array.dtype.itemsize == default.dtype.itemsize and array.dtype.kind == default.dtype.kind
     return same and array.shape == default.shape and array.tobytes() == default.tobytes()
 

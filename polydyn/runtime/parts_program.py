@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from polydyn.arguments import check_repeats, check_threads, checked_feeds, checked_out
 from polydyn.errors import InputError, PolydynError, UnsupportedError
 from polydyn.runtime.artifact import Artifact
 from polydyn.runtime.bound import BoundCall, reject_conversions
@@ -22,7 +23,7 @@ from polydyn.runtime.frames import Frame, Layout
 from polydyn.runtime.launch_times import LaunchTime, launch_times
 from polydyn.runtime.native import NativeOfParts, address_of, failure
 from polydyn.runtime.plain_expressions import Expression, evaluate
-from polydyn.runtime.program import Array, Program, check_repeats, check_threads, checked_feeds, numpy_dtype
+from polydyn.runtime.program import Array, Program, numpy_dtype
 from polydyn.runtime.sequence import STOP_PYTHON
 from polydyn.runtime.sharing import reject_sharing
 
@@ -73,9 +74,9 @@ class PartsProgram(Program):
 
         InputError also: a data-dependent size breaks a guard, reported between two parts; then nothing is written.
         """
+        out = checked_out(out)
         try:
-            results = self._run(feeds, None)
-            return _copy_to(results, out) if out else results
+            return _copy_to(self._run(feeds, None), out)
         except InputError:
             if not self._repeats(feeds):
                 raise
@@ -186,7 +187,7 @@ class PartsProgram(Program):
         """Return ``run`` on these arrays for repeated calls. Data-dependent sizes may differ between calls, so
         ``outputs`` has new arrays after every call. UnsupportedError: ``out`` is given.
         """
-        if out:
+        if checked_out(out):
             raise UnsupportedError(
                 "a bound call of a program with data-dependent sizes allocates its outputs", rule="bind with out",
                 remedy="leave out away, or use run()",

@@ -7,13 +7,13 @@ import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 import numpy.typing as npt
 
-from polydyn.build.features import available_cores
-from polydyn.errors import InputError, PolydynError, WrongTypeError
+from polydyn.arguments import check_repeats, check_threads, checked_feeds, checked_flag, checked_out
+from polydyn.errors import InputError, PolydynError, UnknownNameError, WrongTypeError
 from polydyn.runtime.artifact import Artifact, write_artifact
 from polydyn.runtime.bound import BoundCall, reject_conversions
 from polydyn.runtime.launch_times import LaunchTime, launch_times
@@ -35,33 +35,16 @@ def numpy_dtype(dtype: str) -> np.dtype[Any]:
     return np.dtype("uint16" if dtype == "bfloat16" else "uint8" if dtype in BITS else dtype)
 
 
-def check_threads(threads: int | None) -> int:
-    """Return the number of threads per call; None means all cores of this process. InputError: an invalid number."""
-    if threads is None:
-        return min(available_cores(), MAX_THREADS)
-    if isinstance(threads, bool) or not isinstance(threads, int) or not 1 <= threads <= MAX_THREADS:
-        raise InputError(f"threads is {threads!r}", rule=f"1 to {MAX_THREADS}", remedy="leave it out for all cores")
-    return threads
+def as_array(name: str, value: Any) -> Array:
+    """Return the value of an input as an array. InputError: numpy cannot convert it."""
+    try:
+        return np.asarray(value)
+    except Exception as e:  # any exception of the value's __array__
+        raise InputError(f"input '{name}' is not an array: {e}", tensor=name, remedy="pass a numpy array") from e
 
 
-def checked_feeds(feeds: Mapping[str, Any], role: str = "the inputs are") -> Mapping[str, Any]:
-    """Return the inputs of a call, or its ``out``. WrongTypeError: they are not a mapping."""
-    if type(feeds) is dict or isinstance(feeds, Mapping):
-        return feeds
-    raise WrongTypeError(
-        f"{role} {'None' if feeds is None else f'a {type(feeds).__name__}'}, not a mapping of arrays by name",
-        remedy="write run({'x': array}); run(None, feeds) is a method of polydyn.InferenceSession",
-    )
-
-
-def check_repeats(repeats: int) -> None:
-    """Check the number of calls for a median. InputError: it is below 1."""
-    if repeats < 1:
-        raise InputError(f"repeats is {repeats}", rule="at least 1")
-
-
-MAX_THREADS = 256
-"""``PD_MAX_THREADS`` of polydyn.h."""
+KINDS = ("inputs", "outputs", "optional")
+"""Values of ``Program.arguments``."""
 
 
 class Program:
@@ -148,6 +131,12 @@ class Program:
     def __deepcopy__(self, memo: object) -> Program:
         return self
 
+    def __reduce__(self) -> NoReturn:
+        raise WrongTypeError(
+            "a program cannot be pickled: it is native code with threads and memory", rule="pickle",
+            remedy="write it with save(path), and open it with polydyn.load(path) in the other process",
+        )  # fmt: skip
+
     def bind(self, feeds: Mapping[str, Any], out: Mapping[str, Array] | None = None) -> BoundCall:
         """Return ``run`` on these arrays for repeated calls: everything is checked here, and a call only computes.
 
@@ -186,7 +175,7 @@ class Program:
         arrays: list[Array] = []
         addresses: list[int] = []
         if type(feeds) is not dict or (out is not None and type(out) is not dict):
-            checked_feeds(feeds), checked_feeds({} if out is None else out, "out is")
+            checked_feeds(feeds), checked_out(out)
         if len(feeds) != len(self._inputs):
             self._reject_names(feeds)
         for name, dtype, misaligned in self._inputs:
@@ -283,10 +272,7 @@ class Program:
 
     def _convert(self, name: str, dtype: np.dtype[Any], value: Any) -> Array:
         """Return an ndarray of the dtype with the same values. InputError: that would need a conversion."""
-        try:
-            array = np.asarray(value)
-        except Exception as e:  # any exception of the value's __array__
-            raise InputError(f"input '{name}' is not an array: {e}", tensor=name, remedy="pass a numpy array") from e
+        array = as_array(name, value)
         if array.dtype == dtype:
             return array
         declared = self._declared(name)
@@ -360,7 +346,9 @@ class Program:
 
     def arguments(self, kind: str) -> list[dict[str, Any]]:
         """Return ``inputs``, ``outputs`` or ``optional`` (initializers that are inputs): dicts with ``name``, ``dtype``
-        and ``shape``, in order."""
+        and ``shape``, in order. UnknownNameError: another kind."""
+        if not isinstance(kind, str) or kind not in KINDS:
+            raise UnknownNameError(f"a program has no arguments {kind!r}", remedy=" or ".join(map(repr, KINDS)))
         return list(self.manifest.get(kind, ()))
 
     @property
@@ -478,9 +466,8 @@ class Program:
         ``with_threads``: also store the number of threads, if one was specified. ``polydyn.load`` then uses it by
         default, instead of all cores.
         """
-        threads = (
-            {"threads": self._requested} if with_threads and self._requested and "cuda" not in self.manifest else {}
-        )
+        kept = checked_flag(with_threads, "with_threads") and self._requested and "cuda" not in self.manifest
+        threads = {"threads": self._requested} if kept else {}
         manifest = {n: x for n, x in self.manifest.items() if n != "threads"} | threads
         write_artifact(replace(self._artifact, manifest=manifest), path)
 

@@ -8,14 +8,16 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from polydyn.arguments import checked_path
 from polydyn.build.cache import writable, write_atomically
 from polydyn.errors import InputError
 
 
 def write_log(path: str | os.PathLike[str], shapes: Sequence[Mapping[str, Any]]) -> None:
     """Write the result of ``Program.shapes_seen``. InputError: the file cannot be written."""
-    with writable(Path(path)):
-        write_atomically(Path(path), (json.dumps(shapes) + "\n").encode())
+    target = checked_path(path)
+    with writable(target):
+        write_atomically(target, (json.dumps(shapes) + "\n").encode())
 
 
 def read_log(path: Path) -> list[tuple[dict[str, int], int]]:

@@ -12,10 +12,11 @@ from typing import Any, cast
 
 import numpy as np
 
+from polydyn.arguments import checked_feeds, checked_out
 from polydyn.errors import InputError, UnsupportedError
 from polydyn.runtime.bound import BoundCall
 from polydyn.runtime.launch_times import LaunchTime
-from polydyn.runtime.program import Array, Program, checked_feeds
+from polydyn.runtime.program import Array, Program, as_array
 from polydyn.runtime.spans import Span
 
 TEXTS = "texts"
@@ -35,7 +36,7 @@ class Words:
         As in ONNX Runtime, bytes are UTF-8, and other elements of an object array are converted by ``str``. InputError:
         an array of numbers.
         """
-        array = np.asarray(value)
+        array = as_array(name, value)
         if array.dtype.kind not in "OUST" and array.size:
             raise InputError(
                 f"input '{name}' is {array.dtype}, the program takes texts", tensor=name,
@@ -92,7 +93,7 @@ class WithTexts(Program):
         InputError also: ``out`` names an output of texts or maps.
         """
         kinds, others = self._host["outputs"], dict[str, int]()
-        if odd := sorted(kinds.keys() & (out or {}).keys()):
+        if odd := sorted(kinds.keys() & checked_out(out).keys()):
             raise InputError(f"output '{odd[0]}' has no numbers to write into an array", tensor=odd[0])
         results: dict[str, Any] = dict(super().run(self._encoded(feeds, others), out))
         for name, kind in kinds.items():

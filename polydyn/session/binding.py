@@ -8,10 +8,20 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from polydyn.arguments import checked_text
 from polydyn.errors import InputError, UnsupportedError
 from polydyn.runtime.program import Program, numpy_dtype
 from polydyn.session.missing_names import Refusing
-from polydyn.session.values import Array, NodeArg, OrtValue, check_device, checked_shape, dtype_name, tensor_type
+from polydyn.session.values import (
+    Array,
+    NodeArg,
+    OrtValue,
+    check_device,
+    checked_shape,
+    checked_value,
+    dtype_name,
+    tensor_type,
+)
 
 
 class Bound(Protocol):
@@ -77,7 +87,7 @@ class IOBinding(Refusing):
 
     def bind_ortvalue_input(self, name: str, ortvalue: OrtValue) -> None:
         """Bind an input to a tensor. InputError: no input has this name and type."""
-        self._check("input", name, ortvalue)
+        self._check("input", name, checked_value(ortvalue, "the tensor"))
         self._inputs[name], self._call = ortvalue, None
 
     def bind_output(
@@ -98,7 +108,7 @@ class IOBinding(Refusing):
 
     def bind_ortvalue_output(self, name: str, ortvalue: OrtValue) -> None:
         """Bind an output to a tensor. InputError: no output has this name and type."""
-        self._check("output", name, ortvalue)
+        self._check("output", name, checked_value(ortvalue, "the tensor"))
         self._outputs[name], self._call = ortvalue, None
 
     def synchronize_inputs(self) -> None:
@@ -154,7 +164,7 @@ class IOBinding(Refusing):
 
     def _check(self, kind: str, name: str, value: OrtValue | None) -> None:
         types = self._types[kind]
-        if name not in types:
+        if checked_text(name, f"the name of an {kind}") not in types:
             raise InputError(f"the model has no {kind} '{name}'", tensor=name, remedy=f"{kind}s: {', '.join(types)}")
         if value is not None and value.data_type() not in (types[name], *_storage_types(types[name])):
             raise InputError(f"{kind} '{name}' is {value.data_type()}, the model has {types[name]}", tensor=name)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import warnings
 from collections.abc import Mapping
 from enum import IntEnum
 from typing import Any
 
+from polydyn.arguments import checked_flag, checked_integer, checked_mapping, checked_text
 from polydyn.backends.options import Options
 from polydyn.errors import InputError, UnsupportedError
 from polydyn.program_key import Arguments
@@ -72,19 +74,30 @@ class _Entries(Refusing):
     def __setattr__(self, name: str, value: Any) -> None:
         if name not in self._VALUES:
             raise missing(type(self).__name__, name)
-        self.__dict__[name] = value
+        self.__dict__[name] = _like(self._VALUES[name], value, f"{type(self).__name__}.{name}")
 
     def _add(self, key: str, value: str) -> None:
-        if not key.startswith(PREFIX):
+        checked_text(value, f"the value of the config entry {key!r}")
+        if not checked_text(key, "the key of a config entry").startswith(PREFIX):
             warnings.warn(f"config entry {key!r} has no meaning in polydyn and changes nothing", stacklevel=3)
         self.entries[key] = value
 
     def _get(self, key: str) -> str:
         try:
-            value: str = self.entries[key]
+            value: str = self.entries[checked_text(key, "the key of a config entry")]
         except KeyError:
             raise InputError(f"no config entry {key!r} was added", remedy="add it first") from None
         return value
+
+
+def _like(default: Any, value: Any, role: str) -> Any:
+    """Return the value of an option. WrongTypeError: it is of another kind than the default."""
+    if isinstance(default, bool):
+        return checked_flag(value, role)
+    if isinstance(default, str):
+        return str(value) if isinstance(value, os.PathLike) else checked_text(value, role)
+    checked_integer(value, role)
+    return value
 
 
 class SessionOptions(_Entries):
@@ -114,11 +127,11 @@ class SessionOptions(_Entries):
 
     def add_free_dimension_override_by_name(self, dim_name: str, dim_value: int) -> None:
         """Fix the size of the dim with this name; calls with another size are rejected."""
-        self.dims[dim_name] = Sizes(dim_value, dim_value)
+        self.dims[checked_text(dim_name, "dim_name")] = _one(dim_value)
 
     def add_free_dimension_override_by_denotation(self, denotation: str, dim_value: int) -> None:
         """Fix the size of all dims with this denotation."""
-        self.denotations[denotation] = Sizes(dim_value, dim_value)
+        self.denotations[checked_text(denotation, "denotation")] = _one(dim_value)
 
     def add_session_config_entry(self, key: str, value: str) -> None:
         """Add a config entry. Keys with prefix ``polydyn.`` have an effect; others are stored with a warning."""
@@ -130,7 +143,8 @@ class SessionOptions(_Entries):
 
     def add_provider(self, provider_name: str, provider_options: Mapping[str, str] | None = None) -> None:
         """Add a provider after the earlier ones."""
-        self.providers.append((provider_name, dict(provider_options or {})))
+        options = checked_mapping({} if provider_options is None else provider_options, "provider_options", "a dict")
+        self.providers.append((checked_text(provider_name, "provider_name"), dict(options)))
 
     def has_providers(self) -> bool:
         """Return whether ``add_provider`` was called."""
@@ -186,6 +200,12 @@ class SessionOptions(_Entries):
         schedules = read_schedules(values["schedules"]) if "schedules" in values else ()
         records = values.get("records")
         return Arguments(values.get("target", target), dims, options, records, schedules=schedules)
+
+
+def _one(size: Any) -> Sizes:
+    """Return the sizes of a dim that has only one. InputError: it is not a size."""
+    number = checked_integer(size, "dim_value")
+    return Sizes(number, number)
 
 
 class RunOptions(_Entries):

@@ -6,12 +6,14 @@ import os
 import threading
 import time
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
+from types import NoneType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from polydyn.arguments import checked_mapping, checked_text, wrong_type
 from polydyn.errors import InputError, PolydynError, UnsupportedError
 from polydyn.program_cache import cached_program
 from polydyn.runtime.artifact import ZIP, is_artifact
@@ -21,7 +23,7 @@ from polydyn.session.binding import IOBinding
 from polydyn.session.missing_names import DOCUMENT, Refusing
 from polydyn.session.options import RunOptions, SessionOptions
 from polydyn.session.trace import Trace, call_events
-from polydyn.session.values import ModelMetadata, NodeArg, OrtValue, tensor_type
+from polydyn.session.values import ModelMetadata, NodeArg, OrtValue, checked_value, tensor_type
 
 if TYPE_CHECKING:
     import onnx
@@ -72,7 +74,7 @@ class InferenceSession(Refusing):
         unknown = sorted(kwargs.keys() - {"enable_fallback"})
         if unknown:
             raise UnsupportedError(f"InferenceSession has no argument '{unknown[0]}'", remedy=DOCUMENT)
-        self._options = sess_options or SessionOptions()
+        self._options = SessionOptions() if sess_options is None else sess_options
         if not isinstance(self._options, SessionOptions):
             raise InputError(
                 f"sess_options is a {type(sess_options).__module__}.{type(sess_options).__name__}",
@@ -115,6 +117,7 @@ class InferenceSession(Refusing):
         ``Program.run``.
         """
         names = self._names(output_names)
+        _check_run_options(run_options)
         feeds = {n: self._array(n, v) for n, v in _feed(input_feed).items()}
         results = self._traced(lambda: self.program.run(feeds), feeds)
         return [self._host(results[n]) for n in names]
@@ -125,7 +128,8 @@ class InferenceSession(Refusing):
     ) -> list[OrtValue]:  # fmt: skip
         """Like ``run``, with OrtValues as inputs and outputs. Outputs are on a device if an input is."""
         names = self._names(output_names)
-        feeds = {n: v.array for n, v in _feed(input_dict_ort_values).items()}
+        _check_run_options(run_options)
+        feeds = {n: checked_value(v, f"input {n!r}").array for n, v in _feed(input_dict_ort_values).items()}
         results = self._traced(lambda: self.program.run(feeds), feeds)
         dtypes = {o["name"]: o["dtype"] for o in self.program.arguments("outputs")}
         return [OrtValue(results[n], dtypes[n]) for n in names]
@@ -143,7 +147,7 @@ class InferenceSession(Refusing):
 
         def work() -> None:
             try:
-                results, error = self.run(output_names, input_feed), ""
+                results, error = self.run(output_names, input_feed, run_options), ""
             except PolydynError as e:
                 results, error = [], str(e)
             except Exception as e:  # the callback must run in any case
@@ -158,6 +162,9 @@ class InferenceSession(Refusing):
 
     def run_with_iobinding(self, iobinding: IOBinding, run_options: RunOptions | None = None) -> None:
         """Run one call on the bound tensors. InputError: the binding is incomplete or belongs to another session."""
+        if not isinstance(iobinding, IOBinding):
+            wrong_type("iobinding", iobinding, "the io_binding() of this session")
+        _check_run_options(run_options)
         if iobinding._program is not self.program:
             raise InputError("the binding belongs to another session", remedy="use the io_binding() of this session")
         feeds = {n: v.array for n, v in iobinding._inputs.items()}
@@ -173,10 +180,14 @@ class InferenceSession(Refusing):
 
     def _names(self, requested: Sequence[str] | None) -> list[str]:
         known = [o.name for o in self._outputs]
-        if isinstance(requested, (str, bytes)):
-            raise InputError(f"output_names is the text {requested!r}", remedy=f"pass a list of names, as in {known}")
-        names = list(requested or known)
+        if requested is None:
+            return known
+        if isinstance(requested, (str, bytes)) or not isinstance(requested, Iterable):
+            wrong_type("output_names", requested, f"None or a list of names, as in {known}")
+        names = list(requested) or known
         for name in names:
+            if not isinstance(name, str):
+                wrong_type("a name in output_names", name, f"names, as in {known}")
             if name not in known:
                 raise InputError(f"the model has no output '{name}'", tensor=name, remedy=f"{', '.join(known)}")
         return names
@@ -259,26 +270,25 @@ class InferenceSession(Refusing):
 
 def _feed(feed: Any) -> Mapping[str, Any]:
     """Return the inputs by name. InputError: they are not a mapping."""
-    if not isinstance(feed, Mapping):
-        raise InputError(f"input_feed is a {type(feed).__name__}", remedy="pass a dict: input name -> array")
-    return feed
+    return checked_mapping(feed, "input_feed", "a dict: input name -> array")
+
+
+def _check_run_options(options: Any) -> None:
+    """Check the options of a call, which have no effect. WrongTypeError: polydyn has not made them."""
+    if options is not None and not isinstance(options, RunOptions):
+        wrong_type("run_options", options, "None or a polydyn.session.RunOptions()")
 
 
 def choose_provider(
     providers: Sequence[Provider] | None, options: Sequence[Mapping[str, Any]] | None
 ) -> tuple[str, dict[str, str], str]:
     """Return name, options and target of the first provider that this machine has. UnsupportedError: it has none."""
-    if isinstance(providers, str):
-        raise InputError("providers is a text", remedy=f"give a list, as in [{CPU!r}]")
-    if options is not None and len(options) != len(providers or ()):
-        raise InputError("providers and provider_options differ in length", remedy="give options for each provider")
-    none: Mapping[str, Any] = {}
-    pairs = [(p, none) if isinstance(p, str) else p for p in providers or (CPU,)]
+    pairs = provider_pairs(providers, options)
     for k, (name, inline) in enumerate(pairs):
-        settings = {str(a): str(b) for a, b in (options[k] if options else inline).items()}
+        settings = {str(a): str(b) for a, b in inline.items()}
         if name == CPU:
             return name, settings, "cpu"
-        if name == CUDA and (target := cuda_target(int(settings.get("device_id", 0)))):
+        if name == CUDA and (target := cuda_target(_device_id(settings))):
             return name, settings, target
         if k + 1 < len(pairs):
             warnings.warn(f"provider {name!r} is not available, the next one is {pairs[k + 1][0]!r}", stacklevel=4)
@@ -286,6 +296,35 @@ def choose_provider(
         f"provider {pairs[-1][0]!r} is not available", rule="providers",
         remedy=f"this machine has {', '.join(get_available_providers())}; name one of them",
     )  # fmt: skip
+
+
+def provider_pairs(
+    providers: Sequence[Provider] | None, options: Sequence[Mapping[str, Any]] | None
+) -> list[tuple[str, Mapping[str, Any]]]:
+    """Return names with options. WrongTypeError: an argument is not a list of what it should be."""
+    if isinstance(providers, (str, bytes)) or not isinstance(providers, (Iterable, NoneType)):
+        wrong_type("providers", providers, f"a list, as in [{CPU!r}]")
+    pairs: list[tuple[str, Mapping[str, Any]]] = []
+    for p in () if providers is None else providers:
+        name, inline = p if isinstance(p, (tuple, list)) and len(p) == 2 else (p, {})
+        role = f"the options of {checked_text(name, 'a provider, or the first of its pair with options,')}"
+        pairs.append((name, checked_mapping(inline, role, "a dict")))
+    if options is None:
+        return pairs or [(CPU, {})]
+    if isinstance(options, (str, bytes, Mapping)) or not isinstance(options, Iterable):
+        wrong_type("provider_options", options, "a list of a dict for each provider")
+    given = [checked_mapping(o, "an element of provider_options", "a dict") for o in options]
+    if len(given) != len(pairs):
+        raise InputError("providers and provider_options differ in length", remedy="give options for each provider")
+    return [(name, o) for (name, _), o in zip(pairs, given, strict=True)] or [(CPU, {})]
+
+
+def _device_id(settings: Mapping[str, str]) -> int:
+    """Return the number of the device. InputError: it is not one."""
+    text = settings.get("device_id", "0")
+    if not text.isdecimal():
+        raise InputError(f"device_id is {text!r}", rule="provider options", remedy="the number of a device, as in 0")
+    return int(text)
 
 
 def _saved(model: Any) -> Path | None:

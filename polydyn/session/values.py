@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from polydyn.arguments import checked_flag, checked_integer, checked_text, wrong_type
 from polydyn.errors import InputError, UnsupportedError
 from polydyn.runtime.cuda.array import DeviceArray
 from polydyn.runtime.cuda.dlpack import CPU, CUDA_HOST, device_of
@@ -47,7 +48,7 @@ def dtype_name(element_type: Any) -> str:
         return onnx_dtype(element_type)
     try:
         dtype = np.dtype(element_type) if element_type is not None else None
-    except TypeError:
+    except (TypeError, ValueError):  # ValueError: numpy's, for some mappings
         dtype = None
     if dtype is None or dtype.names or str(dtype) not in DTYPE_CODES:
         message = f"{element_type!r} is not an element type"
@@ -70,6 +71,13 @@ def checked_array(value: Any) -> Array:
     """Return a value that is a numpy array. InputError: it is not."""
     if not isinstance(value, np.ndarray):
         raise InputError(f"a {type(value).__name__} is not a numpy array", remedy="convert it with numpy.asarray")
+    return value
+
+
+def checked_value(value: Any, role: str) -> OrtValue:
+    """Return an OrtValue. WrongTypeError: it is not one."""
+    if not isinstance(value, OrtValue):
+        wrong_type(role, value, "an OrtValue, as from OrtValue.ortvalue_from_numpy(array)")
     return value
 
 
@@ -97,8 +105,8 @@ class ModelMetadata:
 
 def check_device(device_type: str, device_id: int = 0) -> str:
     """Return ``cpu`` or ``cuda``. UnsupportedError: another device, or a second CPU."""
-    kind = device_type.lower()
-    if kind not in ("cpu", "cuda") or (kind == "cpu" and device_id):
+    kind = checked_text(device_type, "the device").lower()
+    if kind not in ("cpu", "cuda") or (checked_integer(device_id, "device_id") and kind == "cpu"):
         raise UnsupportedError(
             f"device {device_type}:{device_id} is not supported",
             rule="devices",
@@ -187,8 +195,8 @@ class OrtValue(Refusing):
             raise InputError(f"a {type(data).__name__} has no __dlpack__", remedy="pass a tensor of another library")
         if device_of(data) not in (CPU, CUDA_HOST):
             return cls(data)
-        array = np.from_dlpack(data)
-        return cls(array.view(np.bool_) if is_bool_tensor and array.dtype == np.uint8 else array)
+        array, is_bool = np.from_dlpack(data), checked_flag(is_bool_tensor, "is_bool_tensor")
+        return cls(array.view(np.bool_) if is_bool and array.dtype == np.uint8 else array)
 
     def __dlpack__(self, *, stream: Any = None, **more: Any) -> Any:
         if isinstance(self.array, np.ndarray):

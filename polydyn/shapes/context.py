@@ -250,9 +250,17 @@ class ShapeContext(DimFacts):
             if self.general:
                 return self._common(a, b, reason)
             self.guessed.append((a, b))
-        out = self.unify(a, b, reason)
+            out = self.unify(a, b, reason)
+        else:  # a call in which one of them is 1 is refused
+            out = self.unify(a, b, f"{reason}, taken to be equal; {self._remedy_of_guess(a, b)}")
         self.notes.append(f"{reason}: {a} and {b} are taken to be equal (they could also be 1 and broadcast)")
         return out
+
+    def _remedy_of_guess(self, a: Index, b: Index) -> str:
+        """Return the remedy for sizes that are taken to be equal, but broadcast."""
+        symbols = [str(x) for x in (a, b) if x.is_symbol and not self.level(x, x)]
+        by_range = f"compile with dims={{{symbols[0]!r}: (1, 1)}}, or " if symbols else ""
+        return f"if one of them is always 1, {by_range}make it a constant 1 in the model, as by a Reshape"
 
     def _common(self, a: Index, b: Index, reason: str) -> Index:
         """Return the size of the broadcast of two sizes, each equal to it or 1. It is computed before any kernel

@@ -126,9 +126,10 @@ Dims: TypeAlias = Mapping[str, SizesLike]
 def sizes_by_name(dims: Dims | None) -> dict[str, Sizes]:
     """Convert all values to ``Sizes``. Raises ShapeError that names the dim."""
     out: dict[str, Sizes] = {}
-    if not isinstance(dims or {}, Mapping):
+    dims = {} if dims is None else dims
+    if not isinstance(dims, Mapping):
         raise ShapeError(f"dims is {dims!r}", rule="name -> sizes", remedy="dims={'L': (1, 512)}")
-    for name, value in (dims or {}).items():
+    for name, value in dims.items():
         try:
             out[name] = value if isinstance(value, Sizes) else Sizes(*value)
         except ShapeError as e:

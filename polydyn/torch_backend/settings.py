@@ -8,11 +8,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from polydyn.arguments import check_threads
 from polydyn.backends.options import Options
 from polydyn.errors import InputError
 from polydyn.program_cache import check_start
 from polydyn.program_key import Arguments
-from polydyn.runtime.program import check_threads
 
 log = logging.getLogger("polydyn.torch")
 

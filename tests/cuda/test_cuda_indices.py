@@ -287,7 +287,7 @@ def test_arithmetic_that_becomes_a_formula_is_looked_at() -> None:
     i[2, 6], i[0, 4] = 3, -4
     got = run(found, {"x": np.arange(7, dtype=np.float32), "i": i})
     assert "j" not in found.tensors and got["j.outside"].tolist() == [int(NO_OFFENDER.value), word(4, 7)]
-    assert (got["y"][0, 4], got["y"][2, 6]) == (0, 0), "the remainder decides what is read"
+    assert (got["y"][0, 4], got["y"][2, 6]) == (0, 6), "the clamp decides what is read"
 
 
 # -- plans -------------------------------------------------------------------------------------------------------------

@@ -153,3 +153,20 @@ def test_sizes_inside_a_body_are_1_or_equal(body: str) -> None:
             np.testing.assert_array_equal(program.run({"x": x, "w": w})["y"], want)
     with pytest.raises(InputError):
         program.run({"x": np.ones((3, 2), np.float32), "w": np.ones(3, np.float32)})
+
+
+def counted_next_to(*between: onnx.NodeProto) -> onnx.ModelProto:
+    """Build ``nonzero(x) + w``, whose rows the data decide, with nodes from w to v."""
+    nodes = [node("NonZero", "x", "z"), node("Transpose", "z", "t", perm=[1, 0]), *between, node("Add", "t v", "y")]
+    return model(nodes, {"x": ("float32", ["N"]), "w": ("int64", ["M", 1])}, ["y"], {"one": np.array([1, 1])})
+
+
+def test_a_refused_guess_of_a_broadcast_names_the_remedy_and_it_works() -> None:
+    feeds = {"x": np.ones(3, np.float32), "w": np.ones((1, 1), np.int64)}
+    proto = counted_next_to(node("Identity", "w", "v"))
+    message = r"taken to be equal; if one of them is always 1, compile with dims={'M': \(1, 1\)}, or make it"
+    with pytest.raises(InputError, match=message):
+        compile(proto, threads=1).run(feeds)
+    fixed = counted_next_to(node("Reshape", "w one", "v"))
+    for program in (compile(proto, threads=1, dims={"M": (1, 1)}), compile(fixed, threads=1)):
+        assert program.run(feeds)["y"].tolist() == [[1], [2], [3]]

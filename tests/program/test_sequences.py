@@ -145,5 +145,19 @@ def test_other_uses_of_a_sequence_in_a_loop_are_refused_by_name(change: str) -> 
     inner = [node("Identity", "go", "on"), node("Gather", "x i", "e"), *step[change]]
     nodes = [*ROWS[:3], node("Loop", "n - none", "rows", body=body(inner, {"s": "t"}, "s"))]
     last = [] if change == "result" else [node("ConcatFromSequence", "rows", "y", axis=0)]
-    with pytest.raises(UnsupportedError, match="Sequence"):
+    with pytest.raises(UnsupportedError, match=r"Sequence(?s:.)*use tensors"):
         import_model(model([*nodes, *last], 2, "rows" if change == "result" else "y", {"zero": np.array(0)}))
+
+
+def test_a_split_into_an_unknown_number_of_parts_names_what_sequences_may_be() -> None:
+    nodes = [node("SplitToSequence", "x two", "s", axis=0), node("ConcatFromSequence", "s", "y", axis=0)]
+    inputs = [helper.make_tensor_value_info("x", T.FLOAT, ["N", 4])]
+    two = onnx.numpy_helper.from_array(np.array(2), "two")
+    graph = helper.make_graph(nodes, "m", inputs, [helper.make_empty_tensor_value_info("y")], [two])
+    proto = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)])
+    with pytest.raises(UnsupportedError, match=r"SplitToSequence(?s:.)*known number of elements(?s:.)*use tensors"):
+        polydyn.compile(proto)
+    x = RNG.random((5, 4), np.float32)
+    with pytest.warns(polydyn.errors.FallbackWarning):
+        program = polydyn.compile(proto, threads=1, options=polydyn.Options(fallback="onnxruntime"))
+    np.testing.assert_array_equal(program.run({"x": x})["y"], x)

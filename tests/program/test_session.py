@@ -278,7 +278,7 @@ def _option(name: str) -> Callable[[], Any]:
         (lambda: polydyn.InferenceSession(BERT, disabled_optimizers={"x"}), UnsupportedError, "disabled_optimizers"),
         (lambda: polydyn.InferenceSession(BERT, onnxruntime.SessionOptions()), InputError, "polydyn.SessionOptions"),
         (lambda: polydyn.InferenceSession(BERT, providers=["TensorrtExecutionProvider"]), UnsupportedError, "Tensorrt"),
-        (lambda: polydyn.InferenceSession(BERT, providers="CPUExecutionProvider"), InputError, "providers is a text"),
+        (lambda: polydyn.InferenceSession(BERT, providers="CPUExecutionProvider"), InputError, "providers is the text"),
         (lambda: polydyn.InferenceSession("no.onnx"), ModelError, "cannot read no.onnx"),
         (lambda: polydyn.InferenceSession(b"nothing"), ModelError, "not an ONNX protobuf"),
         (lambda: polydyn.InferenceSession(7), InputError, "a int is not a model"),

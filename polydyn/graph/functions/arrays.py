@@ -1,4 +1,4 @@
-"""Hardmax, LpNormalization, Det, MelWeightMatrix, OptionalHasElement of a tensor: compositions of other operators."""
+"""Compositions of other operators: Hardmax, LpNormalization, Det, Inverse, MelWeightMatrix, optional tensors."""
 
 from __future__ import annotations
 
@@ -9,6 +9,9 @@ import numpy as np
 
 from polydyn.graph.bodies import Body, body
 from polydyn.graph.dtypes import numpy_dtype, onnx_dtype
+from polydyn.graph.functions.attention import MICROSOFT
+from polydyn.graph.functions.recurrent import Step
+from polydyn.graph.importer import ImportedGraph, ModelInput, inner_prefix
 
 
 @body("Hardmax")
@@ -75,6 +78,50 @@ def determinant(b: Body) -> None:
         odd = sum(p[i] > p[j] for i in range(n) for j in range(i, n)) % 2
         total = b.op("Sub" if odd else "Add", total, term) if total else b.op("Identity", term)
     b.set_output(total)
+
+
+@body(f"{MICROSOFT}::Inverse")
+def inverse(b: Body) -> None:
+    """Invert matrices by Gauss and Jordan's elimination with the largest pivot of each column; halves as float32."""
+    x = b.input(0)
+    shape, dtype = b.tensor(x).shape, b.tensor(x).dtype
+    if len(shape) < 2:
+        raise b.wrong(f"{x} has {len(shape)} axes, not two or more")
+    wide = "float64" if dtype == "float64" else "float32"
+    n = b.size(x, len(shape) - 2)
+    count = b.op("Squeeze", n, b.constant([0]))
+    rows = b.op("Unsqueeze", b.op("Range", b.constant(0), count, b.constant(1)), b.constant([1]))
+    unit = b.cast(b.op("Equal", rows, b.op("Transpose", rows, perm=(1, 0))), wide)
+    matrices = b.cast(b.reshape(x, -1, n, n), wide) if dtype != wide else b.reshape(x, -1, n, n)
+    both = b.op("Concat", matrices, b.op("Expand", unit, b.op("Shape", matrices)), axis=2)
+    graph = _elimination(f"{inner_prefix(b.node)}step.", rows, wide)
+    done = b.op("Loop", count, b.constant(True, "bool"), both, body=graph)
+    right = b.op("Slice", done, n, b.op("Mul", n, b.constant([2])), b.constant([2]))
+    b.set_output(b.op("CastLike", b.op("Reshape", right, b.op("Shape", x)), x))
+
+
+def _elimination(prefix: str, rows: str, dtype: str) -> ImportedGraph:
+    """Return the step of a Loop that makes column k of each [n, 2n] matrix the unit vector k. ``rows``: 0 to n - 1."""
+    s = Step(prefix, dtype)
+    k, state = f"{prefix}k", f"{prefix}state"
+
+    def axis(number: int) -> str:
+        s.constants[name := f"{prefix}axis_{len(s.constants)}"] = np.asarray([number], np.int64)
+        return name
+
+    def column(matrix: str) -> str:
+        return s.op("Unsqueeze", s.op("Gather", matrix, k, axis=2), axis(2))
+
+    sizes = s.op("Where", s.op("Less", rows, k), s.number(-1), s.op("Abs", column(state)))
+    chosen = s.op("Equal", rows, s.op("ArgMax", sizes, axis=1, keepdims=1))
+    pivot = s.op("ReduceSum", s.op("Where", chosen, state, s.number(0)), axis(1), keepdims=1)
+    swapped = s.op("Where", chosen, s.op("Unsqueeze", s.op("Gather", state, k, axis=1), axis(1)), state)
+    unit = s.op("Div", pivot, column(pivot))
+    rest = s.op("Sub", swapped, s.op("Mul", column(swapped), unit))
+    new = s.op("Where", s.op("Equal", rows, k), unit, rest)
+    inputs = (ModelInput(k, "int64", ()), ModelInput(f"{prefix}more", "bool", ()), ModelInput(state, dtype, None))
+    outputs = (s.op("Identity", f"{prefix}more"), new)
+    return ImportedGraph("step", inputs, outputs, tuple(s.nodes), s.constants)
 
 
 @body("MelWeightMatrix")

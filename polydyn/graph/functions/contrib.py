@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from polydyn.graph.bodies import Body, body
@@ -111,33 +111,34 @@ def fused_gemm(b: Body) -> None:
 # -- norms -----------------------------------------------------------------------------------------------------------
 
 
-def _statistics(b: Body) -> tuple[str, str]:
-    """Reject the outputs mean and inverse deviation, which are not supported."""
-    if b.output(1) or b.output(2):
-        raise b.refuse("the outputs mean and inv_std_var")
-    return "", ""
-
-
 @body(f"{MICROSOFT}::SkipLayerNormalization")
 def skip_layer_norm(b: Body) -> None:
     """Compute LayerNormalization of input + skip + bias. The sum is the fourth output."""
     x, skip, gamma, beta, bias = (b.input(i) for i in range(5))
-    _statistics(b)
     total = b.op("Add", x, skip)
     total = b.op("Add", total, bias) if bias else total
     zero = beta or b.op("Expand", b.like(0, x), b.op("Shape", gamma))
-    b.set_output(b.op("LayerNormalization", total, gamma, zero, axis=-1, epsilon=b.attribute("epsilon", 1e-5)))
+    epsilon = b.attribute("epsilon", 1e-5)
+    if b.output(1) or b.output(2):
+        for position, name in enumerate(b.ops("LayerNormalization", 3, total, gamma, zero, axis=-1, epsilon=epsilon)):
+            b.set_output(name, position)
+    else:
+        b.set_output(b.op("LayerNormalization", total, gamma, zero, axis=-1, epsilon=epsilon))
     b.set_output(total, 3)
 
 
 @body(f"{MICROSOFT}::SkipSimplifiedLayerNormalization")
 def skip_simplified_layer_norm(b: Body) -> None:
-    """Compute RMSNormalization of input + skip + bias. The sum is the fourth output."""
+    """Compute RMSNormalization of input + skip + bias. The third output is the inverse root, the fourth the sum."""
     x, skip, gamma, bias = (b.input(i) for i in range(4))
-    _statistics(b)
+    if b.output(1):
+        raise b.refuse("the output mean", "no mean is computed: ONNX Runtime leaves it undefined")
     total = b.op("Add", x, skip)
     total = b.op("Add", total, bias) if bias else total
-    b.set_output(b.op("RMSNormalization", total, gamma, opset=23, axis=-1, epsilon=b.attribute("epsilon", 1e-5)))
+    epsilon = b.attribute("epsilon", 1e-5)
+    b.set_output(b.op("RMSNormalization", total, gamma, opset=23, axis=-1, epsilon=epsilon))
+    if b.output(2):
+        b.set_output(_inverse_root(b, total, b.tensor(x).dtype, (-1,), epsilon), 2)
     b.set_output(total, 3)
 
 
@@ -151,10 +152,15 @@ def simplified_layer_norm(b: Body) -> None:
     b.set_output(b.op("RMSNormalization", x, scale, opset=23, axis=axis, epsilon=epsilon))
     if b.output(1):
         rank = len(b.tensor(x).shape)
-        wide = b.cast(x, "float64" if b.tensor(x).dtype == "float64" else "float32")
-        mean = b.reduce("ReduceMean", b.op("Mul", wide, wide), *range(axis % rank, rank))
-        root = b.op("Sqrt", b.op("Add", mean, b.op("CastLike", b.constant(epsilon, "float32"), mean)))
-        b.set_output(b.op("Reciprocal", root), 1)
+        b.set_output(_inverse_root(b, x, b.tensor(x).dtype, range(axis % rank, rank), epsilon), 1)
+
+
+def _inverse_root(b: Body, x: str, dtype: str, axes: Iterable[int], epsilon: float) -> str:
+    """Return ``1 / sqrt(mean of squares + epsilon)`` over axes, in float32 or wider. ``dtype``: that of ``x``."""
+    wide = b.cast(x, "float64" if dtype == "float64" else "float32")
+    mean = b.reduce("ReduceMean", b.op("Mul", wide, wide), *axes)
+    root = b.op("Sqrt", b.op("Add", mean, b.op("CastLike", b.constant(epsilon, "float32"), mean)))
+    return b.op("Reciprocal", root)
 
 
 @body(f"{MICROSOFT}::EmbedLayerNormalization")
@@ -199,6 +205,13 @@ def _embedded(b: Body, read: Callable[[int, str], str], where: str) -> str:
         sums = b.cast(mask, "int32") if mask else b.op("Expand", b.constant(0, "int32"), b.op("Shape", ids))
         b.set_output(b.reduce("ReduceSum", sums, 1, keepdims=0), 1)
     return total
+
+
+@body(f"{MICROSOFT}::GridSample")
+def grid_sample(b: Body) -> None:
+    """Expand to ONNX's GridSample of opset 16, which has the same names of modes."""
+    attributes = {k: v for k in ("align_corners", "mode", "padding_mode") if (v := b.attribute(k)) is not None}
+    b.set_output(b.ops("GridSample", 1, b.input(0), b.input(1), opset=16, **attributes)[0])
 
 
 @body(f"{MICROSOFT}::CDist")

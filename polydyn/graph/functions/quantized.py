@@ -12,6 +12,9 @@ from polydyn.errors import ModelError
 from polydyn.graph.bodies import Body, body
 from polydyn.graph.functions.attention import MICROSOFT
 
+PER_BYTE = 8
+"""Bits of a number that fills a byte."""
+
 
 def dequantized(b: Body, first: int) -> str:
     """Dequantize the tensor at a position. Its scale and zero point follow it."""
@@ -116,6 +119,14 @@ def q_global_average_pool(b: Body) -> None:
     b.set_output(_channels(b, quantized(b, b.op("GlobalAveragePool", x), 3), last, False))
 
 
+@body(f"{MICROSOFT}::QLinearReduceMean")
+def q_mean(b: Body) -> None:
+    """Compute the mean over axes, by default all, of a dequantized tensor."""
+    axes = b.attribute("axes") or range(len(b.tensor(b.input(0)).shape))
+    mean = b.reduce("ReduceMean", dequantized(b, 0), *axes, keepdims=b.attribute("keepdims", 1))
+    b.set_output(quantized(b, mean, 3))
+
+
 @body(f"{MICROSOFT}::QLinearConcat")
 def q_concat(b: Body) -> None:
     """Join dequantized parts in the scale of the result."""
@@ -203,6 +214,48 @@ def matmul_n_bits(b: Body) -> None:
         weight = _first(b, b.reshape(product, n, blocks * block), k)
     total = b.op("MatMul", a, b.op("Transpose", b.op("CastLike", weight, a), perm=(1, 0)))
     b.set_output(b.op("Add", total, bias) if bias else total)
+
+
+@body(f"{MICROSOFT}::GatherBlockQuantized")
+def gather_block_quantized(b: Body) -> None:
+    """Gather quantized rows with their scales, then dequantize them in blocks. A row past the end is 0."""
+    data, indices, scales, zeros = (b.input(i) for i in range(4))
+    bits, block = b.attribute("bits", 4), b.attribute("block_size", 128)
+    shape, dtype = b.tensor(data).shape, b.tensor(data).dtype
+    packed, rank = dtype == "uint8", len(shape)
+    gathered, blocks = b.attribute("gather_axis", 0) % rank, b.attribute("quantize_axis", 1) % rank
+    if not packed and dtype not in ("int4", "uint4"):
+        raise b.refuse(f"data of {dtype}", "int4, uint4 and uint8 are built")
+    if gathered == blocks or (packed and gathered):
+        raise b.refuse(f"gather_axis {gathered} with quantize_axis {blocks}", "rows of whole blocks are built")
+    if packed and bits not in (2, 4, 8):
+        raise b.wrong(f"bits is {bits}")
+    n = b.size(data, gathered)
+    wide = b.cast(indices, "int64")
+    inside = b.op("And", b.op("GreaterOrEqual", wide, b.op("Neg", n)), b.op("Less", wide, n))
+    rows = b.op("Where", inside, wide, b.constant(0))
+    count = len(b.tensor(indices).shape)
+
+    def read(x: str) -> str:
+        taken = b.op("Gather", x, rows, axis=gathered)
+        if not packed or x == scales or bits == PER_BYTE:
+            return taken
+        return _unpacked(b, taken, bits, (*[0] * (count + rank - 2), -1))
+
+    scale = read(scales)
+    if zeros:
+        zero = read(zeros)
+    else:
+        middle = b.constant(2 ** (bits - 1) if packed else 0, dtype)
+        zero = b.op("Expand", middle, b.op("Shape", scale))
+    axis = blocks + count - 1 if blocks > gathered else blocks
+    values = read(data)
+    if zeros and packed and bits != PER_BYTE:  # the last byte of a row of zero points may be padded
+        zero = b.op("Slice", zero, b.constant([0]), b.size(scale, count + rank - 2), b.constant([-1]))
+    whole = b.op("DequantizeLinear", values, scale, zero, axis=axis, block_size=block)
+    after = rank - 1 - gathered
+    kept = b.reshape(inside, *[0] * count, *[1] * after) if after else inside
+    b.set_output(b.op("Where", kept, whole, b.op("CastLike", b.constant(0, "float32"), whole)))
 
 
 def _rounded_by_blocks(b: Body, x: str, block: int) -> str:

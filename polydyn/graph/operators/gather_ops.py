@@ -12,7 +12,7 @@ from polydyn.graph.operators.registry import ExpandContext, InferContext, Inferr
 from polydyn.graph.operators.slice_ops import wrap
 from polydyn.graph.subscripts import boxed, sizes
 from polydyn.schedules.expr import FromIndex, cast, const, load, op
-from polydyn.schedules.index import Index, fetch
+from polydyn.schedules.index import Index, fetch, maximum, minimum
 
 
 def element(
@@ -30,7 +30,14 @@ def element(
     value = ctx.value(indices)
     if value is not None and value.ndim == 0:
         return wrap(value.item(), n)
-    return fetch(indices, at) if ctx.never_negative(indices) else fetch(indices, at) % n
+    found = fetch(indices, at)
+    if ctx.never_negative(indices):
+        return found
+    if n.constant is not None or not ctx.is_data(indices, at):
+        return found % n  # a division by a constant is cheap; one of a formula goes where its bounds are proven
+    # The bound allows -n to n - 1, so n is added at most once, which costs half a division. The clamp is for devices:
+    # they report a wrong index after the kernel has read.
+    return maximum(0, minimum(wrap(found, n), n - 1))
 
 
 def infer_gather(node: OnnxNode, ctx: InferContext) -> tuple[Inferred, ...]:

@@ -212,6 +212,9 @@ class ExpandContext(Context, Protocol):
     def never_negative(self, indices: str) -> bool:
         """Return whether constants decide that no element of ``indices`` is negative."""
 
+    def is_data(self, indices: str, at: tuple[Index, ...]) -> bool:
+        """Return whether a subscript depends on data: it is no formula of sizes and positions."""
+
     def position(self, indices: str, at: tuple[Index, ...], size: Dim, ranges: Ranges) -> Index | None:
         """Return the subscript that ``indices`` holds at ``at`` if it is a formula of the iterators of ``ranges``.
 

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from polydyn.arguments import check_repeats, checked_feeds, checked_integer, checked_out
 from polydyn.errors import InputError
 from polydyn.runtime.artifact import Artifact
 from polydyn.runtime.bound import reject_conversions
@@ -23,7 +24,7 @@ from polydyn.runtime.cuda.session import Session, open_session
 from polydyn.runtime.explain import Device, Explanation, explain
 from polydyn.runtime.launch_times import LaunchTime, launch_times
 from polydyn.runtime.native import DTYPE_CODES
-from polydyn.runtime.program import Program, check_repeats, checked_feeds, numpy_dtype
+from polydyn.runtime.program import Program, numpy_dtype
 from polydyn.runtime.sharing import reject_folded, reject_sharing
 
 Array = npt.NDArray[Any]
@@ -117,7 +118,7 @@ class CudaProgram(Program):
             context = self._take_ready(session)
             try:
                 context.keep(self._graphs, self._graph_bytes)
-                call = Call(self, context, feeds, out or {}, handle)
+                call = Call(self, context, feeds, checked_out(out), handle)
                 context.run_on(call.inputs, call.outputs, handle, handle != 0)
                 if handle and self._looks:
                     call.attach(CallStatus(partial(self._call_status, context, context.calls)))
@@ -141,7 +142,7 @@ class CudaProgram(Program):
             reject_capture(driver, handle)
             context = self._take_ready(session)
             try:
-                call = Call(self, context, feeds, out or {}, handle)
+                call = Call(self, context, feeds, checked_out(out), handle)
                 call.reject_conversions(feeds)
                 context.record(call.inputs, call.outputs)
                 bound = CudaBoundCall(session, context.replay(handle, handle != 0), self._cuda.check, call)
@@ -239,7 +240,7 @@ class CudaProgram(Program):
 
     @graph_bytes.setter
     def graph_bytes(self, count: int) -> None:
-        if count < 0:
+        if checked_integer(count, "graph_bytes") < 0:
             raise InputError(f"graph_bytes is {count}", remedy="0 or more")
         self._graph_bytes = count
 
