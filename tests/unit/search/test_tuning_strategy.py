@@ -14,7 +14,6 @@ from polydyn.schedules.decision import ArgMin, choose, map_indices, verify_decis
 from polydyn.schedules.index import Index
 from polydyn.search.backbone import GroupKey, Problem, Shape, Tile
 from polydyn.search.cost import MacroKernel
-from polydyn.search.cost import polydyn as polydyn_cost
 from polydyn.search.dispatch.build import build_dispatch
 from polydyn.search.explorers.explore import aligned_order
 from polydyn.search.hardware import Hardware, cpu
@@ -147,20 +146,6 @@ def test_estimates_of_a_model_never_pass_for_measurements(tmp_path: Path) -> Non
         before = len(r.rows())
         tune(strategy("tscompiler"), p, A100, measured, trials=8, records=r)
         assert len(r.rows()) == 2 * before
-
-
-def test_split_reductions_serve_small_grids_with_the_same_binaries() -> None:
-    b = gemm(None, 256, 16384, dtype="float16", item=2)
-    p = Problem(GroupKey("gemm", b.dtype, "A100"), b, splits=(1, 2, 4, 8))
-    tuned = tune(strategy("polydyn"), p, A100, Simulated(b, A100), trials=48)
-    k = choose(build_dispatch(tuned), b.sizes({"i": 16}))
-    assert tuned.kernels[k].tile.get("split") > 1
-    assert tuned.binaries < len(tuned.kernels)
-    whole = Simulated(b, A100).kernel(tuned.trials[0].tile)
-    halves = replace(whole, tile=replace(whole.tile, launch=(("split", 2),)))
-    one, two = polydyn_cost(b, A100, whole), polydyn_cost(b, A100, halves)
-    assert two.evaluate(b.sizes({"i": 16})) < one.evaluate(b.sizes({"i": 16}))
-    assert two.evaluate(b.sizes({"i": 1 << 22})) > one.evaluate(b.sizes({"i": 1 << 22}))
 
 
 def reached(tuned: Tuned, sim: Simulated, shapes: list[Shape]) -> list[float]:
