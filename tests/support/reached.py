@@ -17,6 +17,7 @@ from typing import Any
 from unittest import mock
 
 import onnx
+import onnx.parser
 
 import polydyn
 from polydyn.backends.options import Options
@@ -45,13 +46,22 @@ TRIALS, LENGTHS = 48, (1, 3, 8, 24, 61, 100, 300, 700)
 """Trials and numbers of rows of a search on the simulated machine."""
 Model = str | onnx.ModelProto
 CPU = (("bert_tiny", "cpu:avx512"), ("products", "cpu:avx2"), ("rows", "cpu:avx512"), ("windows", "cpu:avx2"),
-       ("tables", "cpu:avx2"))  # fmt: skip
+       ("tables", "cpu:avx2"), ("sums", "cpu:avx2"))  # fmt: skip
 CUDA = (("few rows", "cuda:sm_80"), ("attention of halves", "cuda:sm_90a"))
 """Models and targets: a stored model, or a graph of ``kernel_graphs``."""
 
 
+SUMS = """<ir_version: 10, opset_import: ["" : 18]>
+g (float[M, 64] x) => (float[M] a, float[M] b) <int64[1] last = {1}> {
+  a = ReduceSum <keepdims = 0> (x, last) b = ReduceMax <keepdims = 0> (x, last)
+}"""
+"""Two reductions of the same rows."""
+
+
 def model_of(name: str) -> Model:
-    """Return a stored model's path, or a graph of ``kernel_graphs``."""
+    """Return a stored model's path, the model of ``SUMS``, or a graph of ``kernel_graphs``."""
+    if name == "sums":
+        return onnx.parser.parse_model(SUMS)
     path = DATA / f"{name}.onnx"
     return str(path) if path.exists() else graph(name)
 
@@ -59,7 +69,7 @@ def model_of(name: str) -> Model:
 def written(plan: HostPlan) -> str:
     """Return the notes, the manifest, and the texts of a plan."""
     host = host_program(plan, {}, 0)
-    manifest = json.dumps(manifest_of(plan, host), indent=0)
+    manifest = json.dumps(manifest_of(plan, host))
     return "\n".join([*plan.notes, manifest, host.text, *(k.text for k in plan.kernels)])
 
 
