@@ -4,10 +4,10 @@ usage: python -m benchmarks.papers list
        python -m benchmarks.papers NAME [--threads 1] [--seed 0] [--trials N] [--points N] [--rounds 3]
                                    [--models FOLDER] [--only PART ...] [--quick] [--record]
 
-Prints a section of Markdown: what the paper states, what is measured here, what of it may be compared. ``--record``
+Prints a section of Markdown: the numbers of the paper, the measurements here, and which may be compared. ``--record``
 also writes the section to docs/paper_tables.md. ``--trials`` and ``--points`` (tiles, sizes) have a default for each
-table. ``--quick`` uses tiny inputs and takes seconds; its numbers mean nothing and are not recorded. The names are
-those of ``TABLES``.
+table. ``--quick`` uses tiny inputs and takes seconds; its numbers mean nothing and are not recorded. NAME is a
+key of ``TABLES``.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ TABLES: Mapping[str, Callable[[Settings], Result]] = {
     "dietcode-12": kernels.votes,
     "ftuner-14": kernels.growth,
 }
-"""Maps the name of a table to its function, whose docstring says what the table is."""
+"""Maps the name of a table to its function, whose docstring describes it."""
 
 
 def listing() -> str:

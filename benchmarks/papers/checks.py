@@ -31,8 +31,8 @@ Calls = dict[str, Callable[[], float]]
 
 
 class Versions:
-    """The four versions on one product ``y[rows, columns] = x[rows, depth] @ w``. ValueError: columns are no whole
-    blocks, which the C text needs.
+    """The four versions on one product ``y[rows, columns] = x[rows, depth] @ w``. ValueError: the columns
+    are not a multiple of a block.
     """
 
     def __init__(self, columns: int, depth: int, rows: int) -> None:
@@ -104,20 +104,22 @@ def alternate(calls: Calls, rounds: int) -> dict[str, float]:
     return {name: statistics.median(t[name] for t in turns) for name in calls}
 
 
-def _result(settings: Settings, lengths: list[int], found: dict[str, list[float]], columns: int, depth: int) -> Result:
-    local = found["local"]
+def _result(
+    settings: Settings, lengths: list[int], rates_of: dict[str, list[float]], columns: int, depth: int
+) -> Result:
+    local = rates_of["local"]
     rows = [
         row(name, [*rates, statistics.geometric_mean(r / x for r, x in zip(rates, local, strict=True))])
-        for name, rates in found.items()
+        for name, rates in rates_of.items()
     ]
     grid = Grid(
         "GFLOP/s of the useful work; the last column is the geometric mean over local padding's.",
         ("version", *(f"T={n}" for n in lengths), "of local"), tuple(rows),
     )  # fmt: skip
-    told = (
+    setup = (
         f"[16T, {depth}] x [{columns}, {depth}], T = {EXAMPLE} and {len(lengths) - 1} others drawn by seed "
         f"{settings.seed}; one thread; medians of {2 * settings.rounds} turns that alternate. The four versions are "
         "one micro-kernel of 128 x 128 in C (`benchmarks/papers/bounds.c`) with the stages of DietCode's Listing 1. "
         "Its columns are packed before the clock starts."
     )
-    return Result("dietcode-10", told, (grid,))
+    return Result("dietcode-10", setup, (grid,))

@@ -120,7 +120,7 @@ def smoothness(settings: Settings) -> Result:
     table = [row(n, [*(float(x) for x in r), float((r / best).mean()), float((r / best).min())]) for n, r in shown]
     columns_of = ("tile", *(f"L={m}" for m in lengths), "mean share", "least share")
     points = space.points[[space.position[t] for t in tiles]]
-    told = (
+    setup = (
         f"X: [L, {depth}], W: [{columns}, {depth}]: the batch is 1, because 32 L rows take a core seconds. {count} "
         f"lengths and {len(tiles)} of {len(space)} tiles of the loop model are drawn by seed {settings.seed}; "
         f"{settings.threads} threads; the best of {settings.rounds} passes over all lengths."
@@ -129,7 +129,7 @@ def smoothness(settings: Settings) -> Result:
         Grid("GFLOP/s. Shares are of the best drawn tile at each length.", columns_of, tuple(table)),
         Grid("Smoothness of the drawn tiles.", ("quantity", "value"), tuple(_smooth(share, drawn, points))),
     )
-    return Result("tscompiler-6", told, grids)
+    return Result("tscompiler-6", setup, grids)
 
 
 def _smooth(share: Matrix, drawn: Matrix, points: Matrix) -> Iterator[tuple[str, ...]]:
@@ -185,18 +185,18 @@ def votes(settings: Settings) -> Result:
     count = settings.points or (4 if settings.quick else 16)
     lengths = sorted({round(m) for m in np.linspace(1, longest, count)})
     with product(columns, depth, settings.threads) as p:
-        found = explored(p, lengths, trials, settings.seed)
-        again = p.rates(found.tiles, lengths, settings.rounds)
-        rows, free = _voted(p, found, again, lengths, settings.rounds)
+        explored_tiles = explored(p, lengths, trials, settings.seed)
+        later = p.rates(explored_tiles.tiles, lengths, settings.rounds)
+        rows, free = _voted(p, explored_tiles, later, lengths, settings.rounds)
         default = p.rates([DEFAULT], lengths, settings.rounds)[0]
         ort = np.array(p.onnxruntime(lengths))
-    best = again.max(0)
+    best = later.max(0)
     rows += [row("default, untuned", ["1", "1", "", *_reached(default, best), ""]),
              row("ONNX Runtime (whole calls)", ["", "", "", *_reached(ort, best), ""])]  # fmt: skip
     one = ("every shape's own choice (k = 1) over one micro-kernel for all, mean of throughputs; printed 1.11",
-           number(float((free / again[_single(found)]).mean())))  # fmt: skip
+           number(float((free / later[_single(explored_tiles)]).mean())))  # fmt: skip
     head = ("k", "micro-kernels", "binaries", "library, kB", "GFLOP/s", "mean share", "least share", "G")
-    told = (
+    setup = (
         f"[T, {depth}] x [{columns}, {depth}], batch 1, {len(lengths)} lengths from 1 to {longest}; strategy dietcode "
         f"(`polydyn.search.strategies`), {trials} trials, seed {settings.seed}, {settings.threads} threads. Selection "
         f"uses the search's measurements, all columns the best of {settings.rounds} later passes. A library has the "
@@ -206,7 +206,7 @@ def votes(settings: Settings) -> Result:
         Grid("Rows with equal selections are joined; * marks the k of the strategy.", head, tuple(rows)),
         Grid("The price of one category.", ("quantity", "value"), (one,)),
     )
-    return Result("dietcode-12", told, grids)
+    return Result("dietcode-12", setup, grids)
 
 
 def _reached(rates: Matrix, best: Matrix) -> list[float]:
@@ -214,29 +214,29 @@ def _reached(rates: Matrix, best: Matrix) -> list[float]:
     return [float(rates.mean()), float((rates / best).mean()), float((rates / best).min())]
 
 
-def _single(found: Explored) -> int:
+def _single(explored_tiles: Explored) -> int:
     """Return the micro-kernel that is best on average."""
-    return int((shares(found.table) @ np.asarray(found.weights)).argmax())
+    return int((shares(explored_tiles.table) @ np.asarray(explored_tiles.weights)).argmax())
 
 
 def _voted(
-    p: Product, found: Explored, again: Matrix, lengths: Sequence[int], rounds: int
+    p: Product, explored_tiles: Explored, later: Matrix, lengths: Sequence[int], rounds: int
 ) -> tuple[list[tuple[str, ...]], Matrix]:
     """Return a row for each k with its own selection, and the rates of k = 1."""
-    chosen = joint(found.table, found.weights)[1]
+    chosen = joint(explored_tiles.table, explored_tiles.weights)[1]
     selections: dict[Selection, list[int]] = {}
-    for k in range(1, len(found.table) + 1):
-        selections.setdefault(vote(found.table, found.weights, k), []).append(k)
+    for k in range(1, len(explored_tiles.table) + 1):
+        selections.setdefault(vote(explored_tiles.table, explored_tiles.weights, k), []).append(k)
     rows, free = [], np.empty(0)
     for selection, ks in selections.items():
-        rates = again[list(selection.assigned), range(len(lengths))]
+        rates = later[list(selection.assigned), range(len(lengths))]
         free = free if free.size else rates
-        tiles = [found.tiles[m] for m in selection.kernels]
-        mean, _ = quality(again, selection, found.weights)
+        tiles = [explored_tiles.tiles[m] for m in selection.kernels]
+        mean, _ = quality(later, selection, explored_tiles.weights)
         name = (f"{ks[0]}..{ks[-1]}" if len(ks) > 1 else str(ks[0])) + " *" * (chosen in ks)
         size = f"{_library(p, tiles) / 1000:.0f}"
         counts = [str(len(tiles)), str(len({t.compile for t in tiles})), size]
-        rows.append(row(name, [*counts, *_reached(rates, again.max(0)), relative_size(mean, len(tiles))]))
+        rows.append(row(name, [*counts, *_reached(rates, later.max(0)), relative_size(mean, len(tiles))]))
     return rows, free
 
 
@@ -270,13 +270,13 @@ def growth(settings: Settings) -> Result:
             rows.append(row(name, spent))
         if settings.asks("static"):
             rows.append(row("a search per shape (static)", _per_shape(p, columns, depth, lengths, trials)))
-    told = (
+    setup = (
         f"[T, {depth}] x [{columns}, {depth}], T spaced evenly up to {longest}; {trials} trials for every search, seed "
         f"0, {settings.threads} threads for kernels, empty compiler caches. The last row tunes a static product for "
         f"each shape in the order of alignment (Roller's criterion), {max(1, trials // 8)} tiles each, up to 8 shapes."
     )
     caption = "Seconds of a search: generating, compiling and measuring."
-    return Result("ftuner-14", told, (Grid(caption, ("strategy", *map(str, counts)), tuple(rows)),))
+    return Result("ftuner-14", setup, (Grid(caption, ("strategy", *map(str, counts)), tuple(rows)),))
 
 
 def _per_shape(p: Product, columns: int, depth: int, lengths: dict[int, list[int]], trials: int) -> list[float | str]:

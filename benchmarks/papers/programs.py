@@ -21,9 +21,9 @@ from polydyn.testing import models
 SECONDS = 4.0
 """Time budget for the turns of one case."""
 MICRO = 1e6
-PRINTED = {"LayerNorm": (32.68, 15.70, 21.06), "Softmax": (33.40, 12.37, 16.05)}
+PRINTED_MICROSECONDS = {"LayerNorm": (32.68, 15.70, 21.06), "Softmax": (33.40, 12.37, 16.05)}
 """BladeDISC's Table 2 in microseconds: without stitch, with stitch, PyTorch."""
-UNSTITCHED = "polydyn-unstitched"
+UNSTITCHED_KIND = "polydyn-unstitched"
 
 
 # -- BladeDISC, Table 2 ----------------------------------------------------------------------------------------------
@@ -39,7 +39,7 @@ def stitch(settings: Settings) -> Result:
     """BladeDISC Table 2: latency and kernels of LayerNorm and softmax at 1024 x 1024, with stitching and without."""
     side = 32 if settings.quick else 1024
     graphs = {"LayerNorm": models.layer_norm(side), "Softmax": models.unary("Softmax", ["R", side], axis=-1)}
-    players = arguments.rivals(settings.threads, (), "torch", UNSTITCHED)
+    players = arguments.rivals(settings.threads, (), "torch", UNSTITCHED_KIND)
     effort = Effort(settings.rounds if settings.quick else max(9, settings.rounds), SECONDS)
     rows = []
     with Field({k: k for k in players if settings.asks(k)}, settings.threads) as field:
@@ -49,21 +49,21 @@ def stitch(settings: Settings) -> Result:
                 measured = field.measure({"R": side}, effort, 0.0)
             rows += _stitched(name, model, measured)
     head = ("subgraph", "us", "kernels", "over stitched", "printed us", "printed kernels", "printed over stitched")
-    told = (
+    setup = (
         f"float32, R x {side} with R unknown until the call, R = {side}; {settings.threads} threads; polydyn with "
         'and without the pass `stitch` (`Options(without={"stitch"})`), not tuned; protocol of benchmarks/protocol.py, '
         f"at most {effort.rounds} rounds."
     )
-    return Result("bladedisc-2", told, (Grid("Times; above 1 stitching gains.", head, tuple(rows)),))
+    return Result("bladedisc-2", setup, (Grid("Times; above 1 stitching gains.", head, tuple(rows)),))
 
 
 def _stitched(name: str, model: onnx.ModelProto, measured: Row) -> list[tuple[str, ...]]:
     """Return the lines of a subgraph."""
     seconds: Mapping[str, float] = measured["seconds"]
-    ours, printed = seconds["polydyn"], PRINTED[name]
-    kernels = {"polydyn": str(launches(model, ())), UNSTITCHED: str(launches(model, ("stitch",)))}
-    stated = {"polydyn": (printed[1], "1"), UNSTITCHED: (printed[0], "3"), "torch": (printed[2], "-")}
-    texts = {"polydyn": "with stitch", UNSTITCHED: "without stitch"}
+    ours, printed = seconds["polydyn"], PRINTED_MICROSECONDS[name]
+    kernels = {"polydyn": str(launches(model, ())), UNSTITCHED_KIND: str(launches(model, ("stitch",)))}
+    stated = {"polydyn": (printed[1], "1"), UNSTITCHED_KIND: (printed[0], "3"), "torch": (printed[2], "-")}
+    texts = {"polydyn": "with stitch", UNSTITCHED_KIND: "without stitch"}
     rows = []
     for k, s in seconds.items():
         us, count = stated.get(k, (0.0, "-"))
@@ -103,8 +103,10 @@ NETWORKS = {
 }
 TEXTS = tuple(round(n) for n in np.linspace(1, 476, 17))
 """17 lengths from 1 to 476 (the paper does not list them)."""
-BATCHES, LARGEST = (1, *range(4, 65, 4)), 16
+BATCHES, MAX_BATCH = (1, *range(4, 65, 4)), 16
 """The paper's batches of images, and the largest one that is run: others take minutes a case."""
+POINTS = 2
+"""Number of sizes of each network that are run by default."""
 DATA = Path(__file__).parent.parent.parent / "tests" / "data"
 
 
@@ -112,8 +114,8 @@ def sizes_of(network: Network, settings: Settings) -> list[int]:
     """Draw the sizes of a network by the seed."""
     if settings.quick:
         return [1, 5][: settings.points or 2]
-    every = TEXTS if network.symbol == "L" else [n for n in BATCHES if n <= LARGEST]
-    return sorted(random.Random(settings.seed).sample(list(every), min(settings.points or 3, len(every))))
+    every = TEXTS if network.symbol == "L" else [n for n in BATCHES if n <= MAX_BATCH]
+    return sorted(random.Random(settings.seed).sample(list(every), min(settings.points or POINTS, len(every))))
 
 
 def networks(settings: Settings) -> Result:
@@ -143,10 +145,10 @@ def _networks(settings: Settings, cases: Mapping[str, Sequence[Row]]) -> Result:
         for n, rows in cases.items()
     )  # fmt: skip
     each = tuple((NETWORKS[n].title, name_shape(r["shape"]), *_times(r)) for n, rows in cases.items() for r in rows)
-    told = (
+    setup = (
         f"float32, {settings.threads} threads, polydyn without tuning; weights drawn at random by seed, BERT-large "
-        f"with 1000 tokens; texts of batch 1, images of 224 x 224; up to {settings.points or 3} of the lengths, and of "
-        f"the batches up to {LARGEST}, drawn by seed {settings.seed}; protocol of benchmarks/protocol.py, "
+        f"with 1000 tokens; texts of batch 1, images of 224 x 224; up to {settings.points or POINTS} of the lengths, and of "
+        f"the batches up to {MAX_BATCH}, drawn by seed {settings.seed}; protocol of benchmarks/protocol.py, "
         f"{settings.rounds} rounds."
     )
     heads = ("network", "over ONNX Runtime", "least", "cases", "printed, all baselines")
@@ -154,7 +156,7 @@ def _networks(settings: Settings, cases: Mapping[str, Sequence[Row]]) -> Result:
         Grid("Times of ONNX Runtime (its best form) over polydyn's.", heads, means),
         Grid("Every case.", ("network", "shape", "polydyn ms", "ONNX Runtime ms", "ratio", "spread"), each),
     )
-    return Result("vortex-13", told, grids)
+    return Result("vortex-13", setup, grids)
 
 
 def _times(r: Row) -> tuple[str, ...]:

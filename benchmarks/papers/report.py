@@ -1,4 +1,4 @@
-"""One table of a paper: what the paper states, what is measured here, and how far the two may be compared."""
+"""One table of a paper: its statements, the measurements here, and how far the two may be compared."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ PAGE = record.RESULTS.parent.parent / "docs" / "paper_tables.md"
 
 @dataclass(frozen=True)
 class Settings:
-    """What every command takes. ``models``: the folder of exported models. ``only``: parts of the names of models or
+    """The options of every command. ``models``: the folder of exported models. ``only``: parts of names of models or
     strategies; empty for all. ``quick``: tiny inputs, for tests.
     """
 
@@ -51,7 +51,7 @@ class Grid:
 
 @dataclass(frozen=True)
 class Result:
-    """What one command prints. ``settings``: sizes, seed, threads, protocol."""
+    """The output of one command. ``settings``: sizes, seed, threads, protocol."""
 
     name: str
     settings: str

@@ -1,4 +1,4 @@
-"""What the papers state about each table, and how far a measurement on a CPU may be compared with it."""
+"""Statements of the papers about each table, and how far measurements on a CPU may be compared with them."""
 
 from __future__ import annotations
 

@@ -23,12 +23,20 @@ from tests.support.reached import WAYS
 
 PAGE = ROOT / "docs" / "mechanisms.md"
 ENTRY, TEXT = re.compile(r"`([\w/]+\.py):([\w.]+)`"), re.compile(r"`([^`]+)`")
-SEARCHED = ("spaces/*.py", "explorers/*.py", "dispatch/*.py", "select.py", "cost.py", "finals.py", "strategies.py")
+SEARCH_MODULES = (
+    "spaces/*.py",
+    "explorers/*.py",
+    "dispatch/*.py",
+    "select.py",
+    "cost.py",
+    "finals.py",
+    "strategies.py",
+)
 """Modules of ``polydyn/search`` whose public functions and classes must all run in some search."""
-NOT_CALLED = ("EmptySpaceError", "Strategy")
+NEVER_CALLED = ("EmptySpaceError", "Strategy")
 """An error, and a class whose instances are made on import."""
 QUICK = ("compile", "tune polydyn", "tune bladedisc")
-"""Ways that every run of the tests takes; the others are slow."""
+"""Ways in every run of the tests; the others are slow."""
 
 
 @dataclass(frozen=True)
@@ -51,8 +59,8 @@ def mechanisms() -> list[Mechanism]:
 
 
 @dataclass(frozen=True)
-class Taken:
-    """What a way did: functions as (file, first line, name), and all texts."""
+class Trace:
+    """The record of a way: functions as (file, first line, name), and all texts."""
 
     functions: frozenset[tuple[str, int, str]]
     text: str
@@ -81,28 +89,50 @@ def caches(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("mechanisms")
 
 
-_TAKEN: dict[str, Taken] = {}
+_TRACES: dict[str, Trace] = {}
 
 
-def taken(way: str, folder: Path) -> Taken:
-    if way not in _TAKEN:
+def trace_of(way: str, folder: Path) -> Trace:
+    if way not in _TRACES:
         env = {**os.environ, "POLYDYN_CACHE": str(folder / way.replace(" ", "_"))}
         command = [sys.executable, "-m", "tests.support.reached", way]
         out = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True)
         assert out.returncode == 0, out.stderr
         found = json.loads(out.stdout)
-        _TAKEN[way] = Taken(frozenset(tuple(x) for x in found["reached"]), found["text"])
-    return _TAKEN[way]
+        _TRACES[way] = Trace(frozenset(tuple(x) for x in found["reached"]), found["text"])
+    return _TRACES[way]
 
 
 @pytest.mark.parametrize("way", [pytest.param(w, marks=[] if w in QUICK else pytest.mark.slow) for w in WAYS])
 def test_what_a_way_names_runs_and_shows(way: str, caches: Path) -> None:
     rows = [m for m in mechanisms() if m.way == way]
-    did = taken(way, caches)
+    did = trace_of(way, caches)
     still = [f"{m.name}: {path}:{name}" for m in rows for path, name in m.where if not did.ran(path, name)]
     assert not still, f"{way} does not run: {still}"
     absent = [f"{m.name}: {text}" for m in rows for text in m.effects if text not in did.text]
     assert not absent, f"{way} does not write: {absent}"
+
+
+@pytest.mark.slow
+def test_every_term_of_a_paper_in_the_glossary_runs_somewhere(caches: Path) -> None:
+    """A row may name several functions; each of them runs in some way."""
+    did = [trace_of(w, caches) for w in WAYS]
+    still = []
+    for line in (ROOT / "docs" / "glossary.md").read_text().splitlines():
+        cells = [c.strip() for c in line.strip("|").split("|")]
+        if len(cells) == 4 and re.match(r"(TS|V|D|F|B)\b", cells[1]):
+            still += [f"{cells[0]}: {p}:{n}" for p, n in ENTRY.findall(cells[3]) if not any(t.ran(p, n) for t in did)]
+    assert not still, f"terms in name only: {still}"
+
+
+def test_a_function_that_did_not_run_is_seen() -> None:
+    nothing, something = Trace(frozenset(), ""), Trace(frozenset({("polydyn/search/select.py", 0, "Selection")}), "")
+    assert not nothing.ran("polydyn/search/select.py", "vote")
+    assert not nothing.ran("polydyn/search/select.py", "Selection")
+    assert something.ran("polydyn/search/select.py", "Selection")
+    (line,) = {definition("polydyn/search/select.py", "vote").lineno}
+    assert Trace(frozenset({("polydyn/search/select.py", line, "vote")}), "").ran("polydyn/search/select.py", "vote")
+    assert not Trace(frozenset({("polydyn/search/cost.py", line, "vote")}), "").ran("polydyn/search/select.py", "vote")
 
 
 def test_every_row_names_code_a_way_and_an_effect() -> None:
@@ -129,14 +159,14 @@ def test_every_pattern_answers_for_a_group() -> None:
 
 @pytest.mark.slow
 def test_every_part_of_the_search_runs_in_some_search(caches: Path) -> None:
-    did = [taken(w, caches) for w in WAYS if w.startswith("tune")]
+    did = [trace_of(w, caches) for w in WAYS if w.startswith("tune")]
     unused = []
-    for pattern in SEARCHED:
+    for pattern in SEARCH_MODULES:
         for file in sorted((ROOT / "polydyn" / "search").glob(pattern)):
             path = str(file.relative_to(ROOT))
             names = [
                 n.name for n in ast.parse(file.read_text()).body
                 if isinstance(n, ast.FunctionDef | ast.ClassDef) and not n.name.startswith("_")
             ]  # fmt: skip
-            unused += [f"{path}:{n}" for n in names if n not in NOT_CALLED and not any(t.ran(path, n) for t in did)]
+            unused += [f"{path}:{n}" for n in names if n not in NEVER_CALLED and not any(t.ran(path, n) for t in did)]
     assert not unused, f"in name only: {unused}"

@@ -1,4 +1,4 @@
-"""Which functions run when a model is compiled or tuned, and what that writes: each way in a new process.
+"""Functions that run when a model is compiled or tuned, and the texts that this writes: each way in a new process.
 
 A new process has no memory of earlier compilations, so every function that a way needs is called in it.
 """
@@ -98,9 +98,9 @@ def searched(strategy: str) -> Iterator[str]:
         yield written(plan_program(model, target=target, options=options, records=path))
 
 
-def _steps(found: Tuned, order: Sequence[Tile]) -> Iterator[str]:
+def _steps(tuned: Tuned, order: Sequence[Tile]) -> Iterator[str]:
     """Say where a search begins, and whether it leaves the analytical order."""
-    tried = [t.tile for t in found.trials]
+    tried = [t.tile for t in tuned.trials]
     if tried[:4] == list(order[:4]):
         yield "the search begins with the analytical order"
     if not set(tried) <= set(order[: len(tried)]):
