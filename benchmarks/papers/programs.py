@@ -147,8 +147,8 @@ def _networks(settings: Settings, cases: Mapping[str, Sequence[Row]]) -> Result:
     each = tuple((NETWORKS[n].title, name_shape(r["shape"]), *_times(r)) for n, rows in cases.items() for r in rows)
     setup = (
         f"float32, {settings.threads} threads, polydyn without tuning; weights drawn at random by seed, BERT-large "
-        f"with 1000 tokens; texts of batch 1, images of 224 x 224; up to {settings.points or POINTS} of the lengths, and of "
-        f"the batches up to {MAX_BATCH}, drawn by seed {settings.seed}; protocol of benchmarks/protocol.py, "
+        f"with 1000 tokens; texts of batch 1, images of 224 x 224; up to {settings.points or POINTS} of the lengths, "
+        f"and of the batches up to {MAX_BATCH}, drawn by seed {settings.seed}; protocol of benchmarks/protocol.py, "
         f"{settings.rounds} rounds."
     )
     heads = ("network", "over ONNX Runtime", "least", "cases", "printed, all baselines")
