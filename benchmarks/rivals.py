@@ -29,6 +29,7 @@ Call = Callable[[], Any]
 POLYDYN: Mapping[str, Mapping[str, Any]] = {
     "polydyn": {},
     "polydyn-direct": {"without": ("winograd",)},
+    "polydyn-unstitched": {"without": ("stitch",)},
     "polydyn-tiles2": {"winograd": 2},
     "polydyn-tiles4": {"winograd": 4},
 }

@@ -142,11 +142,16 @@ def empty_cache() -> Iterator[None]:
             (usual / BLOCKS).unlink(missing_ok=True)  # forces the usual cache to count again
 
 
-def tuned_row(name: str, placed: PlacedTask, workers: Workers, hardware: Hardware, shapes: Shapes, trials: int) -> Row:
-    """Tune a strategy from nothing and return its row. ``shapes``: shapes of the model; up to 16 are its samples."""
+def tuned_row(
+    name: str, placed: PlacedTask, workers: Workers, hardware: Hardware, shapes: Shapes, trials: int,
+    samples: int = SAMPLES,
+) -> Row:  # fmt: skip
+    """Tune a strategy from nothing and return its row. ``shapes``: shapes of the model, of which up to ``samples`` are
+    given to the strategy.
+    """
     task = placed.task
-    samples = shapes[:: -(-len(shapes) // SAMPLES)] if shapes else ()
-    instances = placed.instances([(s, 1) for s in samples]) if samples else ((), ())
+    given = shapes[:: -(-len(shapes) // samples)] if shapes else ()
+    instances = placed.instances([(s, 1) for s in given]) if given else ((), ())
     with empty_cache():
         start = time.perf_counter()
         bench = CpuBench(task, hardware, workers)

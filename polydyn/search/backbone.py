@@ -110,7 +110,7 @@ class Tile:
     """A tile configuration: (name, value) pairs bound at compile time, and pairs bound at each launch.
 
     Names are ``level.loop`` (levels: ``b`` block or cache tile, ``w`` warp or register tile, ``v`` instruction), or a
-    plain parameter such as ``stages`` or ``split``. Two tiles with equal ``compile`` share one binary.
+    plain parameter such as ``stages``. Two tiles with equal ``compile`` share one binary.
     """
 
     compile: tuple[tuple[str, int], ...]
@@ -167,16 +167,15 @@ class Problem:
     """One tuning task.
 
     ``shapes`` are instances that represent the calls, each with a weight (probability times cost, in any unit).
-    ``select.sample_free_shapes`` creates them if the user gives none. ``splits``: factors by which the generator can
-    split the reduction at launch; 1 is always included. ``rule``: returns the name of a rule of the code generator
-    that a tile breaks, in addition to the rules of every space. ``first``: tiles that are tried before any others.
+    ``select.sample_free_shapes`` creates them if the user gives none. ``rule``: returns the name of a rule of
+    the code generator that a tile breaks, in addition to the rules of every space. ``first``: tiles that are tried
+    before any others.
     """
 
     key: GroupKey
     backbone: Backbone
     shapes: tuple[tuple[tuple[str, int], ...], ...] = ()
     weights: tuple[float, ...] = ()
-    splits: tuple[int, ...] = (1,)
     rule: Callable[[Tile], str | None] = no_rule
     first: tuple[Tile, ...] = ()
 

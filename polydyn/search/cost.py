@@ -50,22 +50,21 @@ def picoseconds(seconds: float) -> int:
 
 
 def grid(backbone: Backbone, tile: Tile) -> Index:
-    """Return the number of blocks: the product of the parallel loops' tile counts, times the reduction split."""
+    """Return the number of blocks: the product of the parallel loops' tile counts."""
     block = tile.level("b")
-    return product(backbone.extent(x.name).ceildiv(block[x.name]) for x in backbone.parallel) * tile.get("split")
+    return product(backbone.extent(x.name).ceildiv(block[x.name]) for x in backbone.parallel)
 
 
 def blocks_at(backbone: Backbone, tile: Tile, sizes: Shape) -> int:
     """Evaluate ``grid`` for given extents, in plain integers."""
     block = tile.level("b")
-    return math.prod(-(-sizes[x.name] // block[x.name]) for x in backbone.parallel) * tile.get("split")
+    return math.prod(-(-sizes[x.name] // block[x.name]) for x in backbone.parallel)
 
 
 def steps(backbone: Backbone, tile: Tile) -> Index:
     """Return the block steps of the reduction per block (0 for an empty reduction, 1 if there is none)."""
     block = tile.level("b")
-    total = product(backbone.extent(x.name).ceildiv(block[x.name]) for x in backbone.reduction)
-    return total.ceildiv(tile.get("split"))
+    return product(backbone.extent(x.name).ceildiv(block[x.name]) for x in backbone.reduction)
 
 
 # -- TSCompiler 6: waves -------------------------------------------------------------------------------------
@@ -142,20 +141,13 @@ def padded(size: int, step: int) -> int:
     return -(-size // step) * step
 
 
-def dietcode(backbone: Backbone, hardware: Hardware, kernel: MacroKernel, k: float = 1.0) -> Index:
-    """Return DietCode's estimate (Eq. 3 to 5) as a time: padded work at the full-wave rate, divided by f_spatial.
+def dietcode(backbone: Backbone, hardware: Hardware, kernel: MacroKernel) -> Index:
+    """Return DietCode's estimate (Eq. 3 to 5) as a time, with k = 1: a grid takes whole waves.
 
-    ``f_spatial = k * blocks / pad(blocks) + 1 - k``, where ``pad(blocks)`` is the blocks rounded up to full waves. So
-    ``1 / f_spatial`` is ``pad / (k * blocks + (1-k) * pad)``; k and the quotient are in 1/1024. k = 1 is not fitted: a
-    grid takes whole waves.
+    ``f_spatial`` is then the blocks over the blocks rounded up to full waves. Work over ``f_local * f_spatial * f_pad``
+    is the time of a wave times the number of waves: TSCompiler's estimate.
     """
-    per_wave = hardware.units * max(1, blocks_per_unit(kernel.used, hardware))
-    wave = picoseconds(kernel.fixed) + picoseconds(kernel.step) * steps(backbone, kernel.tile)
-    g = grid(backbone, kernel.tile)
-    full = g.ceildiv(per_wave) * per_wave
-    share = round(k * _UNIT)
-    slower = (full * (_UNIT * _UNIT)) // (g * share + full * (_UNIT - share))
-    return (((wave * g) // per_wave) * slower) // _UNIT
+    return tscompiler(backbone, hardware, kernel)
 
 
 # -- FTuner 4-5: synthesis index analysis --------------------------------------------------------------------
@@ -240,12 +232,12 @@ def ftuner(backbone: Backbone, hardware: Hardware, kernel: MacroKernel) -> Index
 
 
 def polydyn(backbone: Backbone, hardware: Hardware, kernel: MacroKernel) -> Index:
-    """Return polydyn's estimate: small grids, long reductions, split reductions and bandwidth in one closed form.
+    """Return polydyn's estimate: small grids, long reductions and bandwidth in one closed form.
 
     A unit with u blocks, o of them resident, needs at least ``u`` times a block's part of a full wave, and at least
     ``ceil(u / o)`` times the latency of a single block. The machine needs at least the time of its memory traffic. The
-    two overlap except for an eighth of the shorter one; this also ranks kernels that are memory bound. A split
-    reduction adds the traffic of its partial results. On a CPU tiles are exact (``_exact``).
+    two overlap except for an eighth of the shorter one; this also ranks kernels that are memory bound. On a
+    CPU tiles are exact (``_exact``).
     """
     tile = kernel.tile
     if hardware.kind == "cpu":
@@ -257,7 +249,7 @@ def polydyn(backbone: Backbone, hardware: Hardware, kernel: MacroKernel) -> Inde
     alone = picoseconds(kernel.alone_fixed) + picoseconds(kernel.alone_step) * walk
     busy = maximum(share * block, share.ceildiv(per_unit) * alone)
     traffic = _traffic(backbone, hardware)
-    return maximum(busy, traffic) + minimum(busy, traffic) // 8 + _partials(backbone, hardware, tile)
+    return maximum(busy, traffic) + minimum(busy, traffic) // 8
 
 
 def _exact(backbone: Backbone, hardware: Hardware, kernel: MacroKernel) -> Index:
@@ -341,12 +333,3 @@ def _traffic(backbone: Backbone, hardware: Hardware) -> Index:
 
 def _size(backbone: Backbone, dim: tuple[tuple[str, int], ...]) -> Index:
     return sum(((backbone.extent(n) - 1) * abs(c) for n, c in dim), Index.of(1))
-
-
-def _partials(backbone: Backbone, hardware: Hardware, tile: Tile) -> Index:
-    split = tile.get("split")
-    if split == 1:
-        return Index.of(0)
-    per_byte = max(1, round(PICO * _UNIT / hardware.memory_bandwidth))
-    out = product(backbone.extent(x.name) for x in backbone.parallel) * 4
-    return (out * (2 * split * per_byte)) // _UNIT

@@ -147,7 +147,7 @@ def tune(
             rule=f"strategy {strategy.name}",
             remedy="look at the records of kind 'failed', and at the compiler with 'polydyn doctor'",
         )
-    kernels = _that_run(bench, ranked, problem)
+    kernels = _that_run(bench, ranked)
     costs = [cost(problem.backbone, hardware, k) for k in kernels] if cost else []
     table = _table(problem, bench, kernels, costs)
     if strategy.finals:
@@ -193,7 +193,7 @@ def _reported(objective: Objective, report: Callable[[int, float], None] | None)
     return replace(objective, measure=measure)
 
 
-def _that_run(bench: Bench, tiles: Sequence[Tile], problem: Problem) -> list[MacroKernel]:
+def _that_run(bench: Bench, tiles: Sequence[Tile]) -> list[MacroKernel]:
     """Return the kernels of tiles that ran before, without those that fail now (a time limit on a busy machine).
 
     BuildError: all of them fail.
@@ -202,21 +202,12 @@ def _that_run(bench: Bench, tiles: Sequence[Tile], problem: Problem) -> list[Mac
     failed: list[BuildError] = []
     for tile in tiles:
         try:
-            kernels += _splits(bench.kernel(tile), problem)
+            kernels.append(bench.kernel(tile))
         except BuildError as e:
             failed.append(e)
     if not kernels:
         raise failed[0]
     return kernels
-
-
-def _splits(kernel: MacroKernel, problem: Problem) -> list[MacroKernel]:
-    """Return a kernel with every split of its reduction: the same binary, different launch parameters."""
-    tile = kernel.tile
-    return [
-        kernel if s == 1 else replace(kernel, tile=replace(tile, launch=(*tile.launch, ("split", s))))
-        for s in (problem.splits if problem.backbone.reduction else (1,))
-    ]
 
 
 def _seed_tile(problem: Problem, hardware: Hardware, objective: Objective, trials: int, seed: int) -> Tile:

@@ -131,8 +131,7 @@ class Simulated:
     def block_seconds(self, tile: Tile, sizes: Mapping[str, int], resident: int) -> float:
         """Return the time in which one unit runs ``resident`` blocks in parallel."""
         block, part = tile.level("b"), tile.level("t") or tile.level("w")
-        split = tile.get("split")
-        deep = {**block, **{x.name: -(-sizes[x.name] // split) for x in self.backbone.reduction}}
+        deep = {**block, **{x.name: sizes[x.name] for x in self.backbone.reduction}}
         if self.hardware.kind == "cpu":  # exact tiles; a GPU runs whole ones
             deep = {n: min(v, sizes[n]) for n, v in deep.items()}
         else:

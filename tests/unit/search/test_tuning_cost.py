@@ -22,7 +22,7 @@ FLOAT = gemm(None, 768, None)
 MODELS = {
     "tscompiler": cost.tscompiler,
     "vortex": cost.vortex,
-    "dietcode": lambda b, hw, k: cost.dietcode(b, hw, k, 0.6),
+    "dietcode": cost.dietcode,
     "ftuner": cost.ftuner,
     "polydyn": cost.polydyn,
 }

@@ -25,7 +25,7 @@ KEY = GroupKey("C[i,j] += A[i,k]*B[k,j]", "float32", "cuda:sm_80", ("row", "row"
 
 
 def record(i: int, key: GroupKey = KEY, hw: Hardware = A100, **more: Any) -> Record:
-    tile = Tile((("b.i", 16 * (i + 1)),), (("split", 2),))
+    tile = Tile((("b.i", 16 * (i + 1)),), (("b.j", 2),))
     return Record(key, hw, tile, "wave", (("seconds", 1e-6 * (i + 1)),), **more)
 
 
