@@ -88,7 +88,7 @@ def _tune_schedules(
 ) -> None:
     """Search the numbers of schedules, file by file."""
     from polydyn.explore.handmade import save_schedules
-    from polydyn.explore.search import tune_schedules
+    from polydyn.explore.tuning import tune_schedules
     from polydyn.runtime.shapes_log import read_log
 
     if settings.records is not None:

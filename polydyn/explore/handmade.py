@@ -354,6 +354,10 @@ class Schedule:
         """Return the median time of a launch on one thread, in seconds. ``dims`` as for ``check``."""
         return self._compiled.seconds(repeat, **self.sizes(**dims))
 
+    def with_steps(self, steps: Sequence[Step]) -> Schedule:
+        """Return the schedule of the same group with other steps. Errors as for the steps."""
+        return with_steps(self.group, steps)
+
     def search(
         self, sizes: Sequence[Mapping[str, int]], trials: int = 32, seed: int = 0, weights: Sequence[float] = ()
     ) -> Found:

@@ -8,34 +8,25 @@ from __future__ import annotations
 
 import itertools
 import random
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from polydyn.errors import InputError, LegalityError, ScheduleError
-from polydyn.lowering.handmade import OTHER_KERNELS
-from polydyn.schedules.handmade.document import Source, read_schedules
 from polydyn.schedules.handmade.steps import Step
 from polydyn.search.explorers.trust_region import Result, search_rows
 from polydyn.search.spaces.space import coordinates
-from polydyn.shapes.sizes import Dims, Sizes, sizes_by_name
 
 if TYPE_CHECKING:
-    from polydyn.backends.options import Options
     from polydyn.explore.handmade import Schedule
-    from polydyn.graph.importer import ModelLike
 
 MOST_CANDIDATES = 4096
 """Maximum candidates; a larger space is sampled."""
 RATIOS = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 20, 24, 28, 32, 48, 64, 96, 128, 192, 256)
 FACTOR = 4
 """Candidates are from a quarter of a number to four times it."""
-UNTOLD = (8, 61, 256)
-"""Sizes of a dim about which nothing is known."""
-MOST_INSTANCES = 1 << 30
-"""Maximum instances of the main statement of a launch at sizes that nobody named."""
 REPEATS = 9
 """Launches of a measurement; their median counts."""
 
@@ -108,7 +99,7 @@ def search(
         out = np.full((len(rows), len(sizes)), np.inf)
         for n, row in enumerate(rows):
             try:
-                candidate = _built(schedule, every[row][0])
+                candidate = schedule.with_steps(every[row][0])
                 times = tuple(measure(candidate, dims) for dims in sizes)
             except (ScheduleError, LegalityError):
                 refused += 1
@@ -121,60 +112,6 @@ def search(
     result = search_rows(points, costs, trials, order=range(len(every)), weights=tuple(weigh), seed=seed)
     best = min(done, key=lambda x: float(weigh @ np.log(np.maximum(x[1], 1e-12))))
     return Found(best[0], tuple(done), len(every), refused, result, tuple(sizes))
-
-
-def tune_schedules(
-    model: ModelLike, schedules: Source | Iterable[Source], dims: Dims | None = None, trials: int = 32, seed: int = 0,
-    seen: Sequence[tuple[Mapping[str, int], int]] = (), options: Options | None = None, target: str = "cpu",
-) -> list[Found]:  # fmt: skip
-    """Search other numbers for schedules of a model's groups, each on the first group that it fits.
-
-    ``seen``: shapes of the model with their counts (``Program.shapes_seen``). Without them the likely sizes in ``dims``
-    are used, and without those, ``UNTOLD``. InputError: a schedule fits no group.
-    """
-    from polydyn.explore.schedules import groups  # it imports this module
-
-    known: dict[str, Schedule] = {}
-    for group in groups(model, dims, options, target):
-        if group.fused.kind not in OTHER_KERNELS:
-            s = group.schedule()
-            known.setdefault(s.written.group, s)
-    out = []
-    for x in read_schedules(schedules):
-        if x.group not in known:
-            remedy = "it was written for another model, dims or options: polydyn.explore.groups(model) lists the groups"
-            raise InputError(f"the schedule of {x.label} fits no group of this model", rule="schedules", remedy=remedy)
-        s = known[x.group].group.schedule(x)
-        sizes, weights = _sizes_of(s, sizes_by_name(dims), seen)
-        out.append(search(s, sizes, trials, seed, weights))
-    return out
-
-
-def _sizes_of(
-    s: Schedule, dims: Mapping[str, Sizes], seen: Sequence[tuple[Mapping[str, int], int]]
-) -> tuple[list[dict[str, int]], list[float]]:
-    """Return sizes of the dims of a schedule's group, and their weights. Larger launches than ``MOST_INSTANCES`` are
-    left out, unless all are larger."""
-    names, counts = s.dims, dict[tuple[int, ...], float]()
-    for shape, count in seen:
-        if set(names) <= shape.keys():
-            key = tuple(shape[n] for n in names)
-            counts[key] = counts.get(key, 0) + count
-    if not counts:
-        lists = [_likely(dims.get(n)) for n in names]
-        most = max(map(len, lists), default=1)
-        every = [tuple(x[k % len(x)] for x in lists) for k in range(most)]
-        small = [key for key in every if s.instances(**dict(zip(names, key, strict=True))) <= MOST_INSTANCES]
-        counts = dict.fromkeys(small or every[:1], 1)
-    return [dict(zip(names, key, strict=True)) for key in counts], list(counts.values())
-
-
-def _likely(sizes: Sizes | None) -> Sequence[int]:
-    """Return the sizes of one dim at which kernels are timed."""
-    if sizes is None:
-        return UNTOLD
-    allowed = [n for n in UNTOLD if sizes.holds(n)]
-    return sizes.likely or allowed or [sizes.bounds[0]]
 
 
 Candidate = tuple[tuple[Step, ...], tuple[int, ...]]
@@ -227,10 +164,3 @@ def _sizes(n: Any, lanes: int) -> Iterator[Any]:
     for x in (r * lanes for r in RATIOS):
         if inner <= FACTOR * x and x <= FACTOR * inner and x != inner:
             yield (n[0] // n[1] * x, x) if isinstance(n, tuple) else x
-
-
-def _built(schedule: Schedule, steps: Sequence[Step]) -> Schedule:
-    """Return the schedule of the same group with other steps."""
-    from polydyn.explore.handmade import with_steps  # it imports this module
-
-    return with_steps(schedule.group, steps)

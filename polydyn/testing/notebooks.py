@@ -13,7 +13,6 @@ import io
 import json
 import os
 import sys
-import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -62,15 +61,14 @@ def run_cell(cell: dict[str, Any], scope: dict[str, Any], name: str) -> Shown:
 
 
 def store(path: Path) -> None:
-    """Run a notebook in an empty folder and write its outputs into its file."""
+    """Run a notebook in its folder and write its outputs into its file."""
     notebook = json.loads(path.read_text())
     before = Path.cwd()
-    with tempfile.TemporaryDirectory() as folder:
-        os.chdir(folder)
-        try:
-            shown = {x.cell: x for x in run(path)}
-        finally:
-            os.chdir(before)
+    os.chdir(path.parent)
+    try:
+        shown = {x.cell: x for x in run(path)}
+    finally:
+        os.chdir(before)
     for cell in notebook["cells"]:
         if cell["cell_type"] == "code":
             cell["outputs"] = shown[cell["id"]].outputs()

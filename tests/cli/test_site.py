@@ -41,10 +41,14 @@ def test_every_page_is_there_and_every_link_leads_to_one(site: Any, tmp_path: Pa
 
 def test_cells_show_what_they_print_and_draw(site: Any) -> None:
     scope: dict[str, Any] = {}
-    assert list(site._shown("x = 2\nprint(x)", scope)) == ["```\n2\n```\n"]
-    (shown,) = site._shown("from polydyn.explore import pictures\npictures.lines({})", scope)
-    assert shown.startswith("<div><svg")
-    assert list(site._shown("x", scope)) == []
+
+    def shown(text: str) -> list[str]:
+        return list(site._shown({"id": "a", "source": [text]}, scope, "book"))
+
+    assert shown("x = 2\nprint(x)") == ["```\n2\n```\n"]
+    (picture,) = shown("from polydyn.explore import pictures\npictures.lines({})")
+    assert picture.startswith("<div><svg")
+    assert shown("x") == []
 
 
 def test_every_dependency_has_its_licence() -> None:

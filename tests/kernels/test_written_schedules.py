@@ -20,7 +20,8 @@ from polydyn.compiler import plan_program
 from polydyn.errors import InputError, LegalityError, PolydynError, ScheduleError, UnknownNameError, UnsupportedError
 from polydyn.explore import Schedule, save_schedules
 from polydyn.explore.compiled import cpu_of
-from polydyn.explore.search import search, tune_schedules
+from polydyn.explore.search import search
+from polydyn.explore.tuning import tune_schedules
 from polydyn.jobs.spec import read_jobs
 from polydyn.program_key import Arguments
 from polydyn.schedules.handmade import document
