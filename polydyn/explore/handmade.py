@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -26,6 +26,7 @@ from polydyn.build.cache import replacing
 from polydyn.errors import InputError, LegalityError, PolydynError, ScheduleError, UnknownNameError
 from polydyn.explore.compiled import Compiled, cpu_of, parameters
 from polydyn.explore.search import Found, search
+from polydyn.fusion.plan import FusedGroup, FusionPlan
 from polydyn.lowering.handmade import (
     PACK,
     PlainForm,
@@ -48,7 +49,25 @@ from polydyn.schedules.tree.scheduled import Scheduled, flat
 
 if TYPE_CHECKING:
     from polydyn.explore.pictures.sheet import Picture
-    from polydyn.explore.schedules import Group
+
+
+class Scheduling(Protocol):
+    """A group of a model that schedules are for: ``polydyn.explore.Group``."""
+
+    @property
+    def label(self) -> str:
+        """Its kind and first output."""
+
+    @property
+    def fused(self) -> FusedGroup:
+        """Its nodes."""
+
+    @property
+    def plan(self) -> FusionPlan:
+        """All groups of the model."""
+
+    def compiled(self) -> Compiled:
+        """Return the kernel that it gets by default on this processor."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -63,7 +82,7 @@ class Schedule:
     ``descriptions``: one line for each step about what it did.
     """
 
-    group: Group
+    group: Scheduling
     form: PlainForm
     draft: Draft
     steps: tuple[Step, ...] = ()
@@ -360,7 +379,7 @@ class Schedule:
 
     def search(
         self, sizes: Sequence[Mapping[str, int]], trials: int = 32, seed: int = 0, weights: Sequence[float] = ()
-    ) -> Found:
+    ) -> Found[Schedule]:
         """Time this schedule with other numbers in its steps: tile sizes, the order of two loops, unroll factors.
 
         ``sizes``: sizes of the model's dims, as in ``[{"L": 8}, {"L": 128}]``. Details: ``polydyn.explore.search``.
@@ -381,13 +400,13 @@ def _is_packed(form: PlainForm, array: str) -> bool:
     return form.lowered.buffers[array] in form.lowered.packs
 
 
-def start(group: Group) -> Schedule:
+def start(group: Scheduling) -> Schedule:
     """Return the schedule of a group without a step. UnsupportedError: its kernel has a schedule of its own."""
     form = plain_form(group.plan, group.fused)
     return Schedule(group, form, form.start())
 
 
-def rebuilt(group: Group, source: Source) -> Schedule:
+def rebuilt(group: Scheduling, source: Source) -> Schedule:
     """Return the schedule of a group from its data, an object or a file. InputError: none is for this group."""
     digest, every = start(group).written.group, read_schedules(source)
     for written in every:
@@ -399,7 +418,7 @@ def rebuilt(group: Group, source: Source) -> Schedule:
     )
 
 
-def with_steps(group: Group, steps: Sequence[Step]) -> Schedule:
+def with_steps(group: Scheduling, steps: Sequence[Step]) -> Schedule:
     """Return the schedule of a group after steps. Errors as for the steps."""
     s = start(group)
     for step in steps:

@@ -10,7 +10,7 @@ import itertools
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any, Generic, Protocol, TypeVar
 
 import numpy as np
 
@@ -19,9 +19,22 @@ from polydyn.schedules.handmade.steps import Step
 from polydyn.search.explorers.trust_region import Result, search_rows
 from polydyn.search.spaces.space import coordinates
 
-if TYPE_CHECKING:
-    from polydyn.explore.handmade import Schedule
 
+class Searchable(Protocol):
+    """A schedule whose numbers are searched: ``polydyn.explore.Schedule``."""
+
+    @property
+    def steps(self) -> tuple[Step, ...]:
+        """Its steps."""
+
+    def with_steps(self: S, steps: Sequence[Step]) -> S:
+        """Return the schedule of the same group with other steps."""
+
+    def seconds(self, repeat: int = 20, **dims: int) -> float:
+        """Return the time of a launch."""
+
+
+S = TypeVar("S", bound=Searchable)
 MOST_CANDIDATES = 4096
 """Maximum candidates; a larger space is sampled."""
 RATIOS = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 20, 24, 28, 32, 48, 64, 96, 128, 192, 256)
@@ -32,15 +45,15 @@ REPEATS = 9
 
 
 @dataclass(frozen=True, repr=False)
-class Found:
+class Found(Generic[S]):
     """The result of a search. ``best``: the schedule with least cost; ``trials``: schedules in the order of
     measurement, with seconds at each of the sizes; ``candidates``: the number of schedules to choose from; ``refused``:
     trials that a step, the proof or the vectoriser refused. ``result``: regions, and predictions beside measurements.
     ``sizes``: the sizes of the model's dims.
     """
 
-    best: Schedule
-    trials: tuple[tuple[Schedule, tuple[float, ...]], ...]
+    best: S
+    trials: tuple[tuple[S, tuple[float, ...]], ...]
     candidates: int
     refused: int
     result: Result
@@ -73,9 +86,9 @@ class Found:
 
 
 def search(
-    schedule: Schedule, sizes: Sequence[Mapping[str, int]], trials: int = 32, seed: int = 0,
-    weights: Sequence[float] = (), time: Callable[[Schedule, Mapping[str, int]], float] | None = None,
-) -> Found:  # fmt: skip
+    schedule: S, sizes: Sequence[Mapping[str, int]], trials: int = 32, seed: int = 0,
+    weights: Sequence[float] = (), time: Callable[[S, Mapping[str, int]], float] | None = None,
+) -> Found[S]:  # fmt: skip
     """Search other numbers for the steps of a schedule.
 
     ``sizes``: sizes of the model's dims at which a kernel is timed, with ``weights`` (by default equal ones). The cost
@@ -91,7 +104,7 @@ def search(
     weigh = np.array(weights or [1.0] * len(sizes)) / sum(weights or [1.0] * len(sizes))
     measure = time or (lambda s, dims: s.seconds(REPEATS, **dims))
     every = _candidates(schedule, random.Random(seed))
-    done: list[tuple[Schedule, tuple[float, ...]]] = []
+    done: list[tuple[S, tuple[float, ...]]] = []
     refused = 0
 
     def costs(rows: Sequence[int]) -> Any:
@@ -118,7 +131,7 @@ Candidate = tuple[tuple[Step, ...], tuple[int, ...]]
 """Steps, and the numbers in them that vary."""
 
 
-def _candidates(schedule: Schedule, rng: random.Random) -> list[Candidate]:
+def _candidates(schedule: Searchable, rng: random.Random) -> list[Candidate]:
     """Return the steps of the schedule, then those with other numbers, the nearest first."""
     lanes = next((x.arguments[0] for x in schedule.steps if x.name == "pack"), 1)
     vectors = {x.arguments[0].partition(".")[0] for x in schedule.steps if x.name == "vectorize"}

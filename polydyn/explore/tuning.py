@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from polydyn.backends.options import Options
 from polydyn.errors import InputError
-from polydyn.explore.handmade import Schedule
+from polydyn.explore.handmade import Schedule, rebuilt
 from polydyn.explore.schedules import groups
 from polydyn.explore.search import Found, search
 from polydyn.graph.importer import ModelLike
@@ -23,7 +23,7 @@ MOST_INSTANCES = 1 << 30
 def tune_schedules(
     model: ModelLike, schedules: Source | Iterable[Source], dims: Dims | None = None, trials: int = 32, seed: int = 0,
     seen: Sequence[tuple[Mapping[str, int], int]] = (), options: Options | None = None, target: str = "cpu",
-) -> list[Found]:  # fmt: skip
+) -> list[Found[Schedule]]:  # fmt: skip
     """Search other numbers for schedules of a model's groups, each on the first group that it fits.
 
     ``seen``: shapes of the model with their counts (``Program.shapes_seen``). Without them the likely sizes in ``dims``
@@ -39,7 +39,7 @@ def tune_schedules(
         if x.group not in known:
             remedy = "it was written for another model, dims or options: polydyn.explore.groups(model) lists the groups"
             raise InputError(f"the schedule of {x.label} fits no group of this model", rule="schedules", remedy=remedy)
-        s = known[x.group].group.schedule(x)
+        s = rebuilt(known[x.group].group, x)
         sizes, weights = _sizes_of(s, sizes_by_name(dims), seen)
         out.append(search(s, sizes, trials, seed, weights))
     return out
