@@ -77,7 +77,9 @@ class Cpu(Target):
         if options.precision == BF16:
             self.without |= {"winograd"}  # the sums of tiles would amplify the rounding
         self.processor = cpu_target(name)
-        self.handmade = Handmade(schedules, () if "library" in self.without else library())
+        off = name != "cpu" or "library" in self.without  # other targets than this machine have unknown processors
+        shipped = () if off else [x for x in library() if machine_features().issuperset(x.features)]
+        self.handmade = Handmade(schedules, shipped)
         if not self.processor.quads:
             self.without |= {"rowsums"}  # int16 pairs can hold the weights minus their zero points
 

@@ -28,7 +28,8 @@ class Written:
 
     ``group``: the digest of the group (``lowering.handmade``). ``label``: its kind and output in the model that it was
     written for. ``steps``: name, positional and named arguments of each step, in the names of the group. ``shape``: a
-    cheap property of the group, so that most other groups are not compared. ``measured``: what it gained, and where.
+    cheap property of the group, so that most other groups are not compared. ``measured``: what it gained, and where;
+    ``features``: the processor features that a shipped schedule needs, those of the processors that it was measured on.
     """
 
     group: str
@@ -36,6 +37,7 @@ class Written:
     steps: tuple[tuple[str, tuple[Any, ...], tuple[tuple[str, Any], ...]], ...]
     shape: str = ""
     measured: str = ""
+    features: tuple[str, ...] = ()
 
     @classmethod
     def from_json(cls, data: Any, source: str) -> Written:
@@ -44,14 +46,15 @@ class Written:
             case {"group": str(group), "label": str(label), "shape": str(shape), "steps": list(steps)}:
                 if len(group) == DIGITS and all(_is_step(x) for x in steps):
                     listed = tuple((n, _value(a), tuple((k, _value(v)) for k, v in m.items())) for n, a, m in steps)
-                    return cls(group, label, listed, shape, str(data.get("measured", "")))
+                    features = tuple(map(str, data.get("features", ())))
+                    return cls(group, label, listed, shape, str(data.get("measured", "")), features)
         raise _malformed(source, "a schedule has group, label, shape and steps")
 
     def to_json(self) -> dict[str, Any]:
         """Return plain data."""
         steps = [[n, list(a), dict(m)] for n, a, m in self.steps]
-        measured = {"measured": self.measured} if self.measured else {}
-        return {"group": self.group, "label": self.label, "shape": self.shape, "steps": steps, **measured}
+        shipped = {"measured": self.measured, "features": list(self.features)} if self.measured else {}
+        return {"group": self.group, "label": self.label, "shape": self.shape, "steps": steps, **shipped}
 
 
 class HasWritten(Protocol):
