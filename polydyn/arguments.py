@@ -12,24 +12,26 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from polydyn.build.features import available_cores
-from polydyn.errors import InputError, WrongTypeError
+from polydyn.errors import InputError, PolydynError, WrongTypeError
 
 
 def wrong_type(role: str, value: Any, wanted: str) -> NoReturn:
     """Raise WrongTypeError: ``value``, the argument ``role``, is not what the interface takes."""
-    given = f"the text {value!r}" if isinstance(value, str) else type(value).__name__
+    kind = type(value).__name__
+    article = "an" if kind[0] in "aeiouAEIOU" else "a"
+    given = f"the text {value!r}" if isinstance(value, str) else f"{article} {kind}"
     if value is None or isinstance(value, (int, float)):
         given = repr(value)
     raise WrongTypeError(f"{role} is {given}", remedy=f"pass {wanted}")
 
 
-def checked_path(path: Any, role: str = "the path") -> Path:
-    """Return a path. WrongTypeError: it is not one. InputError: it has a NUL character."""
+def checked_path(path: Any, role: str = "the path", error: type[PolydynError] = InputError) -> Path:
+    """Return a path. WrongTypeError: it is not one. ``error``, if it has a NUL character."""
     text = os.fspath(path) if isinstance(path, os.PathLike) else path
     if not isinstance(text, str):
         wrong_type(role, path, "a str or a pathlib.Path")
     if "\0" in text:
-        raise InputError(f"{role} has a NUL character: {text!r}", remedy="remove it")
+        raise error(f"{role} has a NUL character: {text!r}", remedy="remove it")
     return Path(text)
 
 

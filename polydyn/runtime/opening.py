@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable
 
 from polydyn.arguments import checked_path
+from polydyn.errors import ArtifactError
 from polydyn.runtime.artifact import Artifact, read_artifact
 from polydyn.runtime.composite import general_of, split
 from polydyn.runtime.overrides import WithOverrides, overridden_of, overriding
@@ -52,4 +53,4 @@ def load(path: str | os.PathLike[str], *, threads: int | None = None) -> Program
     file: hashes detect damage, but they are not signatures. ArtifactError: the file is damaged, or made for another
     version or processor.
     """
-    return open_program(read_artifact(checked_path(path)), threads=threads)
+    return open_program(read_artifact(checked_path(path, error=ArtifactError)), threads=threads)
