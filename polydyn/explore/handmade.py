@@ -1,10 +1,10 @@
 """Schedules written step by step, in the names of the model; ``polydyn.compile(model, schedules=...)`` uses them.
 
-group = polydyn.explore.groups("model.onnx")[0]
-s = group.schedule().pack(16).tile(i=6, j=64).reorder("j.0", "i.0").accumulate(at="i.0")
-s = s.unroll("i", "j").vectorize("j").parallel("j", "i")
-s.check(n0=33); s.seconds(n0=128); print(s)
-s.save("schedules.json"); polydyn.compile("model.onnx", schedules="schedules.json")
+    group = polydyn.explore.groups("model.onnx")[0]
+    s = group.schedule().pack(16).tile(i=6, j=64).reorder("j.0", "i.0").accumulate(at="i.0")
+    s = s.unroll("i", "j").vectorize("j").parallel("j", "i")
+    s.check(B=1, L=33); s.seconds(B=1, L=128); print(s)
+    s.save("schedules.json"); polydyn.compile("model.onnx", schedules="schedules.json")
 """
 
 from __future__ import annotations
