@@ -123,6 +123,9 @@ def search(
 
     points = coordinates([numbers for _, numbers in every])
     result = search_rows(points, costs, trials, order=range(len(every)), weights=tuple(weigh), seed=seed)
+    if not done:
+        remedy = "schedule.compile() says why this one cannot"
+        raise InputError("no candidate could be timed", rule="search", remedy=remedy)
     best = min(done, key=lambda x: float(weigh @ np.log(np.maximum(x[1], 1e-12))))
     return Found(best[0], tuple(done), len(every), refused, result, tuple(sizes))
 

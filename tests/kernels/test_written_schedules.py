@@ -298,6 +298,12 @@ def test_a_search_measures_and_needs_sizes() -> None:
     with pytest.raises(InputError, match="0 weights for 0 sizes"):
         s.search([])
 
+    def refused(x: Schedule, dims: Mapping[str, int]) -> float:
+        raise ScheduleError("no")
+
+    with pytest.raises(InputError, match="no candidate could be timed"):
+        search(s, [{"M": 16}], trials=2, time=refused)
+
 
 def test_tune_searches_the_schedules_of_a_file_and_rewrites_it(tmp_path: Path) -> None:
     made, path = product_model(), tmp_path / "s.json"
