@@ -6,9 +6,8 @@ the current rows are in scratch (arrays ``scores`` and ``weights``, row stride `
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from functools import cached_property
-from itertools import accumulate
+from collections.abc import Callable, Mapping
+from functools import cache, cached_property
 
 from polydyn.codegen.cpu.choices import Choices, with_default
 from polydyn.codegen.cpu.contraction import Contraction, plan_part, plan_product
@@ -20,11 +19,11 @@ from polydyn.codegen.cpu.shares import ROW_BLOCKS
 from polydyn.codegen.cpu.target import CpuTarget
 from polydyn.codegen.family import Family, Rule, Variant, build
 from polydyn.codegen.indices import substitute
-from polydyn.codegen.ir import Alloc, Body, Let, Node, Outline, consume
+from polydyn.codegen.ir import Alloc, Body, Let, Outline, consume
 from polydyn.codegen.kernel import WORKERS, Kernel
 from polydyn.codegen.lower import Lowering, lower, scratch_bytes
 from polydyn.codegen.passes.bind import bind
-from polydyn.codegen.passes.tiles import balance, variants
+from polydyn.codegen.passes.tiles import balance, in_pieces, variants
 from polydyn.codegen.pipeline import Step, names_of, run
 from polydyn.codegen.places import Places
 from polydyn.schedules.errors import Declined
@@ -41,8 +40,6 @@ from polydyn.schedules.tree.strategies import FIRST_ROW, PANEL, VECTOR
 ROWS_OF_BLOCKS = (2, 3, 4, 6, 8, 10, 12)
 SHARES = (1, 2, 4, 8)
 """Search choices: rows of a block, and blocks per thread."""
-OWN_CASES = 2
-"""Up to this many numbers of rows have a function each."""
 V = Index.of
 
 
@@ -178,20 +175,17 @@ class AttentionKernel(Variant):
             b = part(values, MarkName.MICRO2, part(scores, MarkName.MICRO1, body, r), r)
             return bind(b, {extent(p("i")): r})
 
-        parts = pieces(scores.row_cases())
-        kernels_of_rows = {r: (Outline(f"{self.name}_{r}", case(r)),) for r in sorted(set().union(*parts.values()))}
+        @cache
+        def function(r: int) -> Body:
+            return (Outline(f"{self.name}_{r}", case(r)),)
 
-        def together(sizes: Sequence[int]) -> Body:
-            starts = accumulate(sizes[:-1], initial=0)
-            return tuple(part_of_rows(first + at, r) for at, r in zip(starts, sizes, strict=True))
+        def piece(start: Index, r: int) -> Body:
+            body: Body = (Let(FIRST_ROW, start, function(r)),)
+            for name in ("weights", "scores"):  # for each piece: checked builds detect reads of older data
+                body = (Alloc(name, "float32", V(ROW_STRIDE) * self.rows, "scratch", body),)
+            return body
 
-        def part_of_rows(start: Index, r: int) -> Node:
-            n: Node = Let(FIRST_ROW, start, kernels_of_rows[r])
-            for name in ("weights", "scores"):  # for each part: checked builds detect reads of older data
-                n = Alloc(name, "float32", V(ROW_STRIDE) * self.rows, "scratch", (n,))
-            return n
-
-        return self.nest.scratch(variants(following - first, {r: together(sizes) for r, sizes in parts.items()}))
+        return self.nest.scratch(variants(following - first, in_pieces(scores.row_cases(), first, piece)))
 
     def _rows(self, body: Body) -> Body:
         """Lower the stitch statements on the rows of the block."""
@@ -211,21 +205,6 @@ class AttentionKernel(Variant):
             Step("vectorise", "loops inside a row become vectors",
                  lambda b: self.nest.vector_stages(b, ROWS_IN_FLIGHT)),
         ), names_of(self.parts.rows))  # fmt: skip
-
-
-def pieces(rows: Sequence[int]) -> dict[int, tuple[int, ...]]:
-    """Map each number of rows of a block to the numbers of rows of the functions that compute it, one after another.
-
-    Tiles are even, so long axes use the two largest numbers only. These and powers of two have a function of their own;
-    the others call several. One function for each number would be a third more text, and a seventh of a first start.
-    """
-    own = rows if len(rows) <= OWN_CASES else [r for r in rows if r.bit_count() == 1 or r >= rows[-2]]
-
-    def cut(r: int) -> tuple[int, ...]:
-        largest = max(x for x in own if x <= r)
-        return (largest, *cut(r - largest)) if r > largest else (r,)
-
-    return {r: cut(r) for r in rows}
 
 
 def _in_memory(arrays: Mapping[str, Array]) -> dict[str, Array]:

@@ -15,7 +15,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 import polydyn
-from polydyn.codegen.cpu.attention import pieces
+from polydyn.codegen.passes.tiles import pieces
 from polydyn.compiler import Options, plan_program
 from polydyn.fusion.pipeline import fusion_plan, rewrite_graph
 from polydyn.graph.expand import import_model
