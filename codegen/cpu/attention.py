@@ -7,7 +7,7 @@ the current rows are in scratch (arrays ``scores`` and ``weights``, row stride `
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from functools import cached_property
+from functools import cache, cached_property
 
 from polydyn.codegen.cpu.choices import Choices, with_default
 from polydyn.codegen.cpu.contraction import Contraction, plan_part, plan_product
@@ -19,11 +19,11 @@ from polydyn.codegen.cpu.shares import ROW_BLOCKS
 from polydyn.codegen.cpu.target import CpuTarget
 from polydyn.codegen.family import Family, Rule, Variant, build
 from polydyn.codegen.indices import substitute
-from polydyn.codegen.ir import Alloc, Body, Let, consume
+from polydyn.codegen.ir import Alloc, Body, Let, Outline, consume
 from polydyn.codegen.kernel import WORKERS, Kernel
 from polydyn.codegen.lower import Lowering, lower, scratch_bytes
 from polydyn.codegen.passes.bind import bind
-from polydyn.codegen.passes.tiles import balance, variants
+from polydyn.codegen.passes.tiles import balance, in_pieces, variants
 from polydyn.codegen.pipeline import Step, names_of, run
 from polydyn.codegen.places import Places
 from polydyn.schedules.errors import Declined
@@ -175,11 +175,17 @@ class AttentionKernel(Variant):
             b = part(values, MarkName.MICRO2, part(scores, MarkName.MICRO1, body, r), r)
             return bind(b, {extent(p("i")): r})
 
-        cases = {r: case(r) for r in scores.row_cases()}
-        block: Body = (Let(FIRST_ROW, first, variants(following - V(FIRST_ROW), cases, self.name)),)
-        for name in ("weights", "scores"):  # per block: checked builds detect reads of an older block's data
-            block = (Alloc(name, "float32", V(ROW_STRIDE) * self.rows, "scratch", block),)
-        return self.nest.scratch(block)
+        @cache
+        def function(r: int) -> Body:
+            return (Outline(f"{self.name}_{r}", case(r)),)
+
+        def piece(start: Index, r: int) -> Body:
+            body: Body = (Let(FIRST_ROW, start, function(r)),)
+            for name in ("weights", "scores"):  # for each piece: checked builds detect reads of older data
+                body = (Alloc(name, "float32", V(ROW_STRIDE) * self.rows, "scratch", body),)
+            return body
+
+        return self.nest.scratch(variants(following - first, in_pieces(scores.row_cases(), first, piece)))
 
     def _rows(self, body: Body) -> Body:
         """Lower the stitch statements on the rows of the block."""

@@ -295,14 +295,23 @@ PD_INLINE i64 pd_cache_bytes(void) {
   return n;
 }
 
-#define PD_VALUES(T, V)                                                                                               \
+/* the numbers of the lanes, a constant: compilers keep a loop over lanes unless they unroll or vectorize it */
+#if PD_W == 16
+#define PD_NUMBERS {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15}
+#elif PD_W == 8
+#define PD_NUMBERS {0, 1, 2, 3, 4, 5, 6, 7}
+#else
+#define PD_NUMBERS {0, 1, 2, 3}
+#endif
+#define PD_VALUES(T, V, U)                                                                                            \
   PD_INLINE V vbcast_##T(T x) { return x - (V){0}; }                                                                   \
-  PD_INLINE V vramp_##T(i64 a, i64 s) { V v; for (i64 l = 0; l < PD_W; ++l) v[l] = (T)(a + l * s); return v; }
-PD_VALUES(f32, vf32)
-PD_VALUES(i32, vi32)
-PD_VALUES(i64, vi64)
-PD_VALUES(u8, vu8)
-PD_VALUES(i8, vi8)
+  PD_INLINE V vramp_##T(i64 a, i64 s) { return (V)((v##U)PD_NUMBERS * (U)s + (U)a); }
+PD_VALUES(i32, vi32, u32)
+PD_VALUES(i64, vi64, u64)
+PD_VALUES(u8, vu8, u8)
+PD_VALUES(i8, vi8, u8)
+PD_INLINE vf32 vbcast_f32(f32 x) { return x - (vf32){0}; }
+PD_INLINE vf32 vramp_f32(i64 a, i64 s) { return __builtin_convertvector(vramp_i64(a, s), vf32); }
 
 /* bytes in 32 bits: compilers take the general conversion apart */
 #if defined(__AVX512F__) && PD_W == 16 && !defined(__clang__)
@@ -342,9 +351,7 @@ PD_INLINE vf32 pd_other(vf32 a, vf32 b, int first) {
 }
 #else
 PD_INLINE vf32 pd_other(vf32 a, vf32 b, int first) {
-  vi32 l;
-  for (int k = 0; k < PD_W; ++k) l[k] = 2 * k + first;
-  return __builtin_shuffle(a, b, l);
+  return __builtin_shuffle(a, b, (vi32)PD_NUMBERS * 2 + first);
 }
 #endif
 PD_INLINE vf32 vevens_f32(vf32 a, vf32 b) { return pd_other(a, b, 0); }
@@ -535,13 +542,7 @@ PD_INLINE vi64 pd_abs_vi64(vi64 x) { return vsel_i64(__builtin_convertvector(x <
 
 /* horizontal reductions: a tree of halves, lane l with lane l + w */
 #if defined(__GNUC__) && !defined(__clang__) && (PD_W == 16 || PD_W == 8 || PD_W == 4)
-#if PD_W == 16
-#define PD_LANES {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15}
-#elif PD_W == 8
-#define PD_LANES {0, 1, 2, 3, 4, 5, 6, 7}
-#else
-#define PD_LANES {0, 1, 2, 3}
-#endif
+#define PD_LANES PD_NUMBERS
 
 /* lane l is v[l / m * m]: the first element of every group of m */
 #if defined(PD_LANES)

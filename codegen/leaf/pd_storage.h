@@ -58,7 +58,7 @@ PD_INLINE vu16 pd_apart_u16(const u16 *b, i64 i, i64 s, u32 lanes) {
   pd_words low = __builtin_ia32_loaddquhi512_mask((const void *)(b + i), (pd_words){0}, (u32)m), high = {0};
   if (s > 2) high = __builtin_ia32_loaddquhi512_mask((const void *)(b + i + 32), high, (u32)(m >> 32));
   pd_places at;
-  for (int l = 0; l < 32; ++l) at[l] = (u16)(l % 16 * s);
+  _Pragma("GCC unroll 32") for (int l = 0; l < 32; ++l) at[l] = (u16)(l % 16 * s);
   pd_words x = __builtin_shuffle(low, high, (pd_words)at);
   vu16 v;
   memcpy(&v, &x, sizeof v);

@@ -10,6 +10,7 @@ version checks once per element, and keeps the masks of its vectors in registers
 
 from __future__ import annotations
 
+import math
 import operator
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -26,6 +27,9 @@ from polydyn.schedules.errors import CodegenError
 from polydyn.schedules.expr import Const, FromIndex, Op, Value, conjuncts, const
 from polydyn.schedules.index import ZERO, Atom, Index, maximum, minimum
 
+UNROLLED_AT_EDGES = 64
+"""Maximum taps that are unrolled where guards are checked too. Longer windows reach these versions a few times in a
+line; unrolled, their checks of 256 taps take gcc ten seconds."""
 LONG_SUM = 5
 """Minimum taps per iteration of a loop's sum that is split into two chains."""
 V = Index.of
@@ -73,22 +77,49 @@ def specialise_guards(body: ir.Body, window: Window) -> ir.Body:
     Before: loops over outputs and taps, with results in ``window.sums``. A tap whose guard is false adds nothing to its
     sum (the caller has verified that), so it is skipped.
     """
-    plain = unroll(_whole(body, window), (window.outputs, *window.loops))
-    for name, dtype in window.sums.items():
-        plain = registers(plain, name, dtype)
-    plain = ir.rewrite(plain, lambda n: n.then if isinstance(n, ir.If) and _live(n) == 0 else n)  # one output exists
-    lines, lanes = list[Index](), list[Index]()
-    split = _Guards({n.var: n for n in ir.walk(plain) if isinstance(n, ir.For)}, lines, lanes)
-    if window.live is not None:
-        lines.append(window.live - window.count)
-    guarded = _two_chains(_edge_version(split.body(plain), (), window))
-    whole, out = _without_live(plain), guarded
-    if lines:
-        out = _edge_version(split.body(whole, lines=True), lines, window)
-    if lanes and not window.partial:
-        inside = _edge_version(split.body(whole, lines=True, lanes=True), (*lines, *lanes), window)
+    taps = math.prod(n.hi.constant or 1 for n in ir.walk(body) if isinstance(n, ir.For) and n.var in window.loops)
+    unrolled = _Version.of(body, window, window.loops)
+    edge = unrolled if taps <= UNROLLED_AT_EDGES else _Version.of(body, window, ())
+    guarded = out = _two_chains(_edge_version(edge.checked, (), window))
+    if edge.lines:
+        out = _edge_version(edge.split.body(edge.whole, lines=True), edge.lines, window)
+    lines, lanes = unrolled.lines, unrolled.split.lanes
+    if edge is not unrolled:
+        out = guarded = _choice(edge.lines, out, guarded)
+    if (lanes or edge is not unrolled) and not window.partial:
+        inside = _edge_version(unrolled.split.body(unrolled.whole, lines=True, lanes=True), (*lines, *lanes), window)
         out = _choice(lanes, inside, out)
     return _choice(lines, out, guarded)
+
+
+@dataclass(frozen=True)
+class _Version:
+    """A tile with some of its loops over taps unrolled.
+
+    ``whole``: for a tile whose outputs all exist; ``checked``: with scalar checks around taps. ``lines`` and the lanes
+    of ``split`` say when no check is needed.
+    """
+
+    whole: ir.Body
+    checked: ir.Body
+    split: _Guards
+
+    @property
+    def lines(self) -> list[Index]:
+        """Expressions that are >= 0 if the checks that are uniform over lanes hold."""
+        return self.split.lines
+
+    @classmethod
+    def of(cls, body: ir.Body, window: Window, loops: Sequence[str]) -> _Version:
+        """Unroll the outputs and the ``loops`` of a tile, and keep its sums in registers."""
+        body = unroll(_whole(body, window), (window.outputs, *loops))
+        for name, dtype in window.sums.items():
+            body = registers(body, name, dtype)
+        body = ir.rewrite(body, lambda n: n.then if isinstance(n, ir.If) and _live(n) == 0 else n)  # one output exists
+        split = _Guards({n.var: n for n in ir.walk(body) if isinstance(n, ir.For)}, [], [])
+        if window.live is not None:
+            split.lines.append(window.live - window.count)
+        return cls(_without_live(body), split.body(body), split)
 
 
 def _edge_version(body: ir.Body, edges: Sequence[Index], window: Window) -> ir.Body:

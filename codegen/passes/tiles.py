@@ -6,8 +6,9 @@ Instead of padding (DietCode's local padding, right for GPUs) the CPU binds the 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
+from itertools import accumulate
 
 from polydyn.codegen.indices import node_indices, substitute
 from polydyn.codegen.ir import Alloc, Body, For, If, Let, Mark, Node, Outline, Switch, consume, rewrite, walk
@@ -19,6 +20,8 @@ ROW, COLUMN, BLOCK = p("i"), p("j"), b("k")
 """Loops of a product: rows and columns of a register tile, blocks of the reduction."""
 TASK = Coord("task")
 """The loop over tasks."""
+OWN_CASES = 2
+"""Up to this many numbers of rows have a function each."""
 
 
 def balance(body: Body, var: Coord, total: IndexLike, shares: IndexLike, share: IndexLike) -> Body:
@@ -92,6 +95,31 @@ def variants(on: Index, cases: Mapping[int, Body], outline: str | None = None) -
     if len(bodies) == 1:
         return next(iter(bodies.values()))
     return (Switch(on, tuple(bodies.items())),)
+
+
+def pieces(rows: Sequence[int]) -> dict[int, tuple[int, ...]]:
+    """Map each number of rows of a tile to the numbers of rows of the functions that compute it, one after another.
+
+    Tiles are even, so long axes use the two largest numbers only. These and powers of two have a function of their own;
+    the others call several. A function for each number would be two thirds more text, and gcc's time is most of a first
+    start.
+    """
+    own = rows if len(rows) <= OWN_CASES else [r for r in rows if r.bit_count() == 1 or r >= rows[-2]]
+
+    def cut(r: int) -> tuple[int, ...]:
+        largest = max(x for x in own if x <= r)
+        return (largest, *cut(r - largest)) if r > largest else (r,)
+
+    return {r: cut(r) for r in rows}
+
+
+def in_pieces(rows: Sequence[int], first: Index, piece: Callable[[Index, int], Body]) -> dict[int, Body]:
+    """Map each number of rows of a tile to its pieces. ``piece``: (its first row, its rows) -> its body."""
+    starts = {r: accumulate(sizes[:-1], initial=0) for r, sizes in pieces(rows).items()}
+    return {
+        r: tuple(n for at, size in zip(starts[r], sizes, strict=True) for n in piece(first + at, size))
+        for r, sizes in pieces(rows).items()
+    }
 
 
 def unswitch(body: Body) -> Body:

@@ -135,8 +135,9 @@ class KernelPrinter:
     def _outline(self, n: ir.Outline, depth: int) -> str:
         buffers, free = map(sorted, self._names(n.body))
         params = [self._pointer(b) for b in buffers] + [f"i64 {v}" for v in free] + ["void *scratch"]
-        text = f"{{\n  (void)scratch;\n{self._body(n.body, 1)}}}\n"
-        self.functions[n.name] = f"static __attribute__((noinline)) void {n.name}({', '.join(params)}) {text}"
+        if n.name not in self.functions:  # several pieces call one function
+            text = f"{{\n  (void)scratch;\n{self._body(n.body, 1)}}}\n"
+            self.functions[n.name] = f"static __attribute__((noinline)) void {n.name}({', '.join(params)}) {text}"
         return f"{'  ' * depth}{n.name}({', '.join([*buffers, *free, 'scratch'])});\n"
 
     def _assignment(self, n: ir.Store | ir.Def | ir.Set) -> str:

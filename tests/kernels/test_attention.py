@@ -15,6 +15,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 import polydyn
+from polydyn.codegen.passes.tiles import pieces
 from polydyn.compiler import Options, plan_program
 from polydyn.fusion.pipeline import fusion_plan, rewrite_graph
 from polydyn.graph.expand import import_model
@@ -152,6 +153,28 @@ def test_apart_and_together_agree_and_threads_do_not_change_bits() -> None:
     one, two = (compiled("mask", t).run(f)["y"] for t in (1, 2))
     np.testing.assert_array_equal(one, two)
     np.testing.assert_allclose(apart.run(f)["y"], one, rtol=0, atol=3e-6)
+
+
+@pytest.mark.parametrize(
+    ("rows", "expected"),
+    [
+        ([1, 2, 3, 4, 5, 6, 7, 8], {3: (2, 1), 5: (4, 1), 6: (4, 2), 7: (7,), 8: (8,)}),
+        ([1, 2, 3, 4, 5, 6], {3: (2, 1), 5: (5,)}),
+        (list(range(1, 13)), {3: (2, 1), 7: (4, 2, 1), 10: (8, 2), 11: (11,)}),
+        ([3, 4], {3: (3,), 4: (4,)}),
+        ([1, 2, 3], {3: (3,)}),
+        ([5], {5: (5,)}),
+    ],
+)
+def test_few_functions_compute_every_number_of_rows(rows: list[int], expected: dict[int, tuple[int, ...]]) -> None:
+    made = pieces(rows)
+    assert list(made) == rows and all(sum(parts) == r for r, parts in made.items())
+    assert {r: made[r] for r in expected} == expected
+
+
+def test_five_functions_compute_eight_numbers_of_rows() -> None:
+    (kernel,) = (k for k in plan_program(CASES["plain"], target="cpu:avx512").kernels if k.name[0] == "a")
+    assert kernel.text.count("noinline") == 5, "powers of two, and the two largest numbers"
 
 
 def test_weights_that_others_read_stay_apart() -> None:

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import ctypes
 import mmap
+import re
+import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import lru_cache
 from itertools import product
+from pathlib import Path
 
 import numpy as np
 import pytest
 
-from polydyn.build.compiler import build_library
+from polydyn.build.compiler import build_library, compile_flags, find_compiler
+from polydyn.build.features import machine_features
 from polydyn.codegen.cpu.target import leaf_headers
 
 WIDTHS = (4, 8, 16)
@@ -148,3 +152,42 @@ def test_conversions_of_bfloat16_keep_subnormal_numbers_and_nan(width: int) -> N
     every, wide = np.arange(1 << 16, dtype=np.uint16), np.zeros(1 << 16, np.uint32)
     leaf(width).t_wide(*(ctypes.c_void_p(a.ctypes.data) for a in (every, wide)), ctypes.c_int64(every.size))
     np.testing.assert_array_equal(wide, every.astype(np.uint32) << 16)
+
+
+STRAIGHT = """#include <stdint.h>
+#include "pd_cpu.h"
+#define OPEN __attribute__((visibility("default")))
+OPEN void s_live(vb *to, i64 n) { *to = vlive(n); }
+OPEN void s_between(vb *to, i64 n, i64 m) { *to = vbetween(n, m); }
+OPEN void s_ramp(vi32 *to, i64 a, i64 s) { *to = vramp_i32(a, s); }
+OPEN void s_places(vi64 *to, i64 a, i64 s) { *to = vramp_i64(a, s); }
+OPEN void s_evens(vf32 *to, const f32 *a) { *to = vevens_f32(vload_f32(a, 0), vload_f32(a, PD_W)); }
+OPEN void s_odds(vf32 *to, const f32 *a) { *to = vodds_f32(vload_f32(a, 0), vload_f32(a, PD_W)); }
+OPEN void s_tail(f32 *a, i64 n) { vstorem_f32(a, 0, vsel_f32(vlive(n), vloadm_f32(a, 0, n), vload_f32(a, 64)), PD_W); }
+OPEN void s_apart(vu16 *to, const u16 *a) { *to = vloads_u16(a, 0, 3, PD_W); }
+OPEN void s_most(f32 *a) { a[0] = pd_hmax_vf32(vload_f32(a, 0)); }
+OPEN void s_sum(f32 *a) { a[0] = pd_hsum_vf32(vload_f32(a, 0)); }
+"""
+"""Leaves that kernels use once for each row or vector."""
+LOOPS: dict[str, set[str]] = {"cpu:avx512": set(), "cpu:avx2": {"s_tail", "s_apart"}}
+"""Those that load or store one element after another."""
+FEATURES = {"cpu:avx512": "avx512vl", "cpu:avx2": "avx2"}
+
+
+@pytest.mark.parametrize("target", FEATURES)
+def test_leaves_of_every_row_have_no_loops(target: str, tmp_path: Path) -> None:
+    """With flags that do not vectorise, a loop over lanes stays one: a mask took longer than the row it masked."""
+    compiler = find_compiler()
+    if FEATURES[target] not in machine_features() or "clang" in compiler.version:
+        pytest.skip("the instructions of another processor, or the loops of another compiler")
+    width = 16 if target == "cpu:avx512" else 8
+    for name, text in (leaf_headers(width) | {"straight.c": STRAIGHT}).items():
+        (tmp_path / name).write_text(text)
+    command = [*compiler.command, *compile_flags(compiler, target), "-S", "-o", "-", "straight.c"]
+    listing = subprocess.run(command, cwd=tmp_path, check=True, capture_output=True, text=True).stdout
+    bodies = re.findall(r"^(s_\w+):\n(.*?)\n\t\.cfi_endproc", listing, re.M | re.S)
+    assert len(bodies) == STRAIGHT.count("OPEN void")
+    for name, body in bodies:
+        labels = {m[1]: m.start() for m in re.finditer(r"^(\.L\w+):", body, re.M)}
+        back = [m[0] for m in re.finditer(r"\tj(?!mp)\w+\s+(\.L\w+)", body) if labels.get(m[1], m.end()) < m.start()]
+        assert name in LOOPS[target] or not back, f"{name} has a loop: {back}"

@@ -10,6 +10,7 @@ import pytest
 
 import polydyn
 from polydyn.backends import cpu
+from polydyn.build.features import machine_features
 from polydyn.checked import CheckedProgram
 from polydyn.codegen.cpu.rows import MIN_PAIRED_ROW, PAIRED_BYTES, SHORT_ROW
 from polydyn.compiler import plan_program
@@ -96,6 +97,30 @@ def test_short_constant_rows_lie_on_the_stack(length: int) -> None:
     assert plan.launches[0].candidates[0].scratch.constant == 0
     feeds = numbers(4, length, "xr")
     np.testing.assert_allclose(CheckedProgram(plan).run(feeds)["y"], expected(feeds), rtol=2e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("length", [2, 3, 4, 5])
+def test_rows_of_few_elements_are_lanes(length: int) -> None:
+    """With AVX-512, rows of up to four elements; each vector has the same element of 16 rows."""
+    nodes = [
+        node("Softmax", "x", "p", axis=-1), node("ArgMax", "x", "best", axis=-1, keepdims=0),
+        node("ReduceMax", "p axes", "most", keepdims=0),
+    ]  # fmt: skip
+    m = model(nodes, {"x": ("float32", ["B", length])}, ["p", "best", "most"], {"axes": np.array([-1])})
+    plan = plan_program(m, target="cpu:avx512")
+    assert all(("vloads" in k.text) == (length <= 4) for k in plan.kernels)
+    if "avx512vl" not in machine_features():
+        return
+    program, checked = build_program(plan, threads=1), CheckedProgram(plan)
+    for rows in (0, 1, 15, 16, 17, 100):
+        feeds = numbers(rows, length, "x")
+        feeds["x"][::7, -1] = np.nan
+        feeds["x"][3::7] = 1.5
+        got = program.run(feeds)
+        np.testing.assert_allclose(got["p"], expected(feeds), rtol=2e-5, atol=1e-6)
+        np.testing.assert_array_equal(got["best"], feeds["x"].argmax(-1))
+        np.testing.assert_array_equal(got["most"], got["p"].max(-1))
+        assert all(np.array_equal(a, got[n], equal_nan=a.dtype.kind == "f") for n, a in checked.run(feeds).items())
 
 
 def test_long_constant_rows_keep_nothing() -> None:

@@ -182,6 +182,21 @@ def test_known_sizes_of_planes_are_decided_when_the_model_is_compiled() -> None:
         assert kernel.name.startswith(kind)
 
 
+@pytest.mark.parametrize("strides", [1, 2])
+def test_long_windows_are_unrolled_inside_of_lines_only(strides: int) -> None:
+    """At the ends of a line the taps stay a loop: the checks of so many taps would take gcc seconds."""
+    taps = 70
+    m = model(
+        [node("Conv", "x w", "y", strides=[strides], pads=[taps // 2, taps // 2])],
+        {"x": (F, ["N", 1, "L"])}, ["y"], {"w": floats(1, 1, taps)},
+    )  # fmt: skip
+    plan = agrees(m, (2, 1, 700), (1, 1, 33), (3, 1, 1), (0, 1, 9), checked=True)
+    (kernel,) = plan.kernels
+    assert kernel.name.startswith("window_")
+    additions = kernel.text.count("l0_0 = (l0_0 + ")
+    assert taps <= additions < 2 * taps, f"{additions} additions: one version has all taps in line"
+
+
 FEW_PLANES = {
     "strided": (
         (12, 3, 3, 3),

@@ -15,7 +15,7 @@ import pytest
 
 from polydyn import compiler
 from polydyn.build.cache import FileCache, digest, write_atomically
-from polydyn.build.compiler import Building, build_library, find_compiler, required_features
+from polydyn.build.compiler import Building, build_library, compile_flags, find_compiler, required_features
 from polydyn.build.features import available_cores, data_cache, machine_features
 from polydyn.errors import BuildError
 from polydyn.graph.expand import import_parts
@@ -85,6 +85,18 @@ def test_a_missing_compiler_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_cc_chooses_the_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CC", "gcc -DX=1")
     assert find_compiler().command == ("gcc", "-DX=1")
+
+
+@pytest.mark.skipif("avx2" not in machine_features(), reason="needs AVX2")
+def test_one_sum_and_several_sums_use_the_same_instruction(tmp_path: Path) -> None:
+    """gcc's tuning for Zen would multiply and add in a loop with one sum, so that bits depend on the text around it."""
+    sums = "typedef float v __attribute__((vector_size(32)));\nv f(const v *a, const v *b, long n) {\n"
+    sums += "v s = {0}; for (long i = 0; i < n; ++i) s += a[i] * b[i]; return s; }\n"
+    (tmp_path / "s.c").write_text(sums)
+    compiler = find_compiler()
+    command = [*compiler.command, *compile_flags(compiler, "cpu:avx2"), "-mtune=znver3", "-S", "-o", "-", "s.c"]
+    text = subprocess.run(command, cwd=tmp_path, check=True, capture_output=True, text=True).stdout
+    assert "vfmadd" in text and "vmulps" not in text
 
 
 def test_unknown_targets_are_refused() -> None:
