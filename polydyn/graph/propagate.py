@@ -115,6 +115,22 @@ def rules(node: OnnxNode) -> registry.Operator:
     return FALLBACK if node.fallback else registry.OPERATORS[node.op]
 
 
+MAX_FORMULA = 50_000
+"""Most characters of a size's formula. Where each node's size has the one before several times, formulas double."""
+
+
+def _check_length(node: OnnxNode, name: str, axis: int, size: Index) -> None:
+    """Raise UnsupportedError for a size whose formula is so long that planning would take hours and all memory."""
+    length = len(str(size))  # the text is there: terms are sorted by it
+    if length > MAX_FORMULA:
+        symbols = sorted(size.symbols())
+        raise UnsupportedError(
+            f"the formula of the size of {name} along axis {axis} has {length} characters", node=node.name, tensor=name,
+            dim=", ".join(map(given_back, symbols)), rule=f"a size is a formula of at most {MAX_FORMULA} characters",
+            remedy=f"fix the size: dims={{{given_back(symbols[0])!r}: (n, n)}}" if symbols else "export the model anew",
+        )  # fmt: skip
+
+
 def _init_inputs(
     inputs: tuple[ModelInput, ...], facts: ShapeContext, inferred: dict[str, Inferred]
 ) -> tuple[SymbolSource, ...]:
@@ -322,6 +338,7 @@ class _Worklist:
         for axis, d in enumerate(shape):
             if self.facts.nonnegative(-d - 1):
                 raise ShapeError(f"{name} has the size {d} along axis {axis}", node=node.name, tensor=name, dim=str(d))
+            _check_length(node, name, axis, d)
         self.inferred[name] = replace(result, shape=shape)
         for c in self.consumers.get(name, []):
             if c.name not in self.processed and c not in self.queue and self.eligible(c):

@@ -235,3 +235,17 @@ def test_sizes_of_slices_of_slices_grow_linearly(start: int, end: int) -> None:
         for _ in range(count):
             expected = expected[:, start:end]
         np.testing.assert_array_equal(run(graph, {"x": x})[f"y{count - 1}"], expected)
+
+
+def test_a_size_with_an_endless_formula_is_refused_by_name() -> None:
+    """``x[:, :x.shape[1] - 1]`` again and again: planning took all memory. A known size has no formula."""
+    nodes = []
+    for k in range(9):
+        x = "x" if k == 0 else f"y{k - 1}"
+        nodes += [node("Shape", x, f"n{k}", start=1), node("Sub", f"n{k} one", f"m{k}"),
+                  node("Slice", f"{x} s m{k} one", f"y{k}")]  # fmt: skip
+    m = model(nodes, {"x": (F, ["B", "L"])}, ["y8"], {"s": i64(0), "one": i64(1)})
+    with pytest.raises(UnsupportedError, match=r"the formula of the size of y\d along axis 1") as e:
+        import_model(m)
+    assert e.value.dim == "L" and "'L': (n, n)" in str(e.value.remedy) and e.value.node.startswith("Slice")
+    assert run(import_model(m, {"L": (12, 12)}), {"x": np.zeros((2, 12), np.float32)})["y8"].shape == (2, 3)
