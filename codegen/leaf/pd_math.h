@@ -148,8 +148,8 @@ PD_OUTLINE(exp) PD_OUTLINE(expm1) PD_OUTLINE(tanh) PD_OUTLINE(erf) PD_OUTLINE(si
 
 #define PD_LANEWISE(NAME)                                                                                             \
   PD_LEAF vf32 pd_##NAME##_vf32(vf32 x) { vf32 y; for (int l = 0; l < PD_W; ++l) y[l] = pd_##NAME##_f32(x[l]); return y; }
-PD_LANEWISE(log) PD_LANEWISE(sin) PD_LANEWISE(cos) PD_LANEWISE(floor) PD_LANEWISE(ceil)
-PD_LANEWISE(sqrt) PD_LANEWISE(sign) PD_LANEWISE(log1p) PD_LANEWISE(erfc)
+PD_LANEWISE(erfc)
+#include "pd_functions.h"
 /* half to even, in the direction that is set */
 #if defined(__AVX512F__) && PD_W == 16 && !defined(__clang__)
 PD_INLINE vf32 pd_rint_vf32(vf32 x) { return (vf32)__builtin_ia32_rndscaleps_mask(x, 4, x, 0xffff, 4); }
@@ -182,7 +182,7 @@ PD_INLINE vf32 pd_abs_vf32(vf32 x) { return (vf32)((vi32)x & 0x7fffffff); }
   PD_INLINE T pd_asinh_##T(T x) { return asinh##S(x); }  PD_INLINE T pd_acosh_##T(T x) { return acosh##S(x); }         \
   PD_INLINE T pd_atanh_##T(T x) { return atanh##S(x); }
 PD_CIRCULAR(f32, f) PD_CIRCULAR(f64, )
-PD_LANEWISE(tan) PD_LANEWISE(atan) PD_LANEWISE(asin) PD_LANEWISE(acos) PD_LANEWISE(sinh) PD_LANEWISE(cosh)
+PD_LANEWISE(tan) PD_LANEWISE(asin) PD_LANEWISE(acos) PD_LANEWISE(sinh) PD_LANEWISE(cosh)
 PD_LANEWISE(asinh) PD_LANEWISE(acosh) PD_LANEWISE(atanh)
 
 /* bits; a shift by as many as there are, or more, gives 0 */
