@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from polydyn.errors import PolydynError as PolydynError
     from polydyn.measure import tune as tune
     from polydyn.program_cache import compile as compile
+    from polydyn.quantization import quantize as quantize
+    from polydyn.quantization import to_half as to_half
     from polydyn.runtime.opening import load as load
     from polydyn.runtime.program import Program as Program
     from polydyn.session import InferenceSession as InferenceSession
@@ -43,6 +45,8 @@ _LAZY = {
     "tune": "polydyn.measure",
     "Sizes": "polydyn.shapes.sizes",
     "PolydynError": "polydyn.errors",
+    "quantize": "polydyn.quantization",
+    "to_half": "polydyn.quantization",
     "InferenceSession": "polydyn.session",
     "SessionOptions": "polydyn.session",
     "RunOptions": "polydyn.session",
@@ -53,7 +57,7 @@ _LAZY = {
 
 __all__ = [
     "InferenceSession", "Options", "OrtValue", "PolydynError", "Program", "RunOptions", "SessionOptions", "Sizes",
-    "compile", "load", "tune",
+    "compile", "load", "quantize", "to_half", "tune",
 ]  # fmt: skip
 
 
