@@ -20,6 +20,7 @@ if sys.platform != "linux":
 if TYPE_CHECKING:
     from polydyn.backends.options import Options as Options
     from polydyn.errors import PolydynError as PolydynError
+    from polydyn.generation import generate as generate
     from polydyn.measure import tune as tune
     from polydyn.program_cache import compile as compile
     from polydyn.quantization import quantize as quantize
@@ -45,6 +46,7 @@ _LAZY = {
     "tune": "polydyn.measure",
     "Sizes": "polydyn.shapes.sizes",
     "PolydynError": "polydyn.errors",
+    "generate": "polydyn.generation",
     "quantize": "polydyn.quantization",
     "to_half": "polydyn.quantization",
     "InferenceSession": "polydyn.session",
@@ -57,7 +59,7 @@ _LAZY = {
 
 __all__ = [
     "InferenceSession", "Options", "OrtValue", "PolydynError", "Program", "RunOptions", "SessionOptions", "Sizes",
-    "compile", "load", "quantize", "to_half", "tune",
+    "compile", "generate", "load", "quantize", "to_half", "tune",
 ]  # fmt: skip
 
 
