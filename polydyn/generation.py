@@ -148,10 +148,11 @@ class State:
         other._arrays = {n: a[list(rows)] for n, a in self._arrays.items()}
         return other
 
-    def run(self, ids: Array, pads: Array | None = None) -> Array:
+    def run(self, ids: Array, pads: Array | None = None, every: bool = False) -> Array:
         """Read ``ids`` [texts, positions] and return the logits [texts, tokens] after the last position, as float32.
 
         ``pads``: for the first ids, the number of positions at the beginning of each text that do not count.
+        ``every``: return what the program gives, the logits of all positions [texts, positions, tokens].
         """
         d, before = self.decoder, self.length
         if pads is not None:
@@ -175,7 +176,7 @@ class State:
         for row, text in enumerate(self.tokens):
             text += [int(x) for x in ids[row, max(0, int(self.pads[row]) - before) :]]
         logits = results[d.logits]
-        return _as_float32(logits[:, -1] if logits.ndim == 3 else logits, d)
+        return _as_float32(logits if every or logits.ndim == 2 else logits[:, -1], d)
 
     def _view(self, c: Cache, length: int) -> Array:
         return self._arrays[c.output][(slice(None),) * c.axis + (slice(length),)]

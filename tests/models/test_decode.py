@@ -303,11 +303,14 @@ def test_free_strides_leave_vector_code_alone(program: Program, monkeypatch: pyt
 
 def test_the_documented_loop_runs(program: Program, monkeypatch: pytest.MonkeyPatch) -> None:
     text = (ROOT / "docs" / "decoding.md").read_text()
-    code = text.split("```python\n")[1].split("```")[0]
+    loop, generating = (x.split("```")[0] for x in text.split("```python\n")[1:])
     monkeypatch.chdir(Path(path_of("gpt2_past_tiny")).parent)
     names: dict[str, Any] = {}
-    exec(code, names)
+    exec(loop, names)
     assert names["length"] == 12 and names["program"].counters["bytes_copied"] == 12 * TOKEN_BYTES
+    exec(generating, names)
+    assert len(names["ids"]) == 8 and len(names["row"]) == 2 and len(names["first"]) == len(names["other"]) == 4
+    assert names["state"].tokens == [[5, 17, 3, 9, *names["first"][:3]]]
 
 
 def test_refuses_an_output_that_folds_onto_itself(program: Program) -> None:

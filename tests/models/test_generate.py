@@ -108,6 +108,11 @@ def test_caches_double_and_a_state_reuses_the_beginning_of_a_text() -> None:
     assert again == by_onnxruntime("llama_tiny", other, 3)
     state.truncate(5)
     assert state.tokens == [long[:5]]
+    logits = state.copy().run(np.array([long[5:9]]), every=True)
+    assert logits.shape == (1, 4, 120)
+    for k in range(4):  # as a large model judges proposed ids
+        np.testing.assert_allclose(logits[:, k], state.run(np.array([long[5 + k : 6 + k]])), rtol=1e-3, atol=1e-4)
+    state.truncate(5)
     with pytest.raises(InputError, match="cannot be cut at 9"):
         state.truncate(9)
 
