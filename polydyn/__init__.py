@@ -20,8 +20,11 @@ if sys.platform != "linux":
 if TYPE_CHECKING:
     from polydyn.backends.options import Options as Options
     from polydyn.errors import PolydynError as PolydynError
+    from polydyn.generation import generate as generate
     from polydyn.measure import tune as tune
     from polydyn.program_cache import compile as compile
+    from polydyn.quantization import quantize as quantize
+    from polydyn.quantization import to_half as to_half
     from polydyn.runtime.opening import load as load
     from polydyn.runtime.program import Program as Program
     from polydyn.session import InferenceSession as InferenceSession
@@ -43,6 +46,9 @@ _LAZY = {
     "tune": "polydyn.measure",
     "Sizes": "polydyn.shapes.sizes",
     "PolydynError": "polydyn.errors",
+    "generate": "polydyn.generation",
+    "quantize": "polydyn.quantization",
+    "to_half": "polydyn.quantization",
     "InferenceSession": "polydyn.session",
     "SessionOptions": "polydyn.session",
     "RunOptions": "polydyn.session",
@@ -53,7 +59,7 @@ _LAZY = {
 
 __all__ = [
     "InferenceSession", "Options", "OrtValue", "PolydynError", "Program", "RunOptions", "SessionOptions", "Sizes",
-    "compile", "load", "tune",
+    "compile", "generate", "load", "quantize", "to_half", "tune",
 ]  # fmt: skip
 
 

@@ -135,8 +135,10 @@ def model_digest(model: ModelLike) -> str:
             h.update(digest(name, file_digest(path)).encode())
     elif isinstance(model, (bytes, bytearray, memoryview)):
         h.update(model)
+    elif callable(serialize := getattr(model, "SerializeToString", None)):
+        h.update(serialize(deterministic=True))
     else:
-        h.update(model.SerializeToString(deterministic=True))
+        raise UnsupportedError("a model in memory with external data has no key", rule="program_key")
     return h.hexdigest()
 
 

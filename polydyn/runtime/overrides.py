@@ -88,15 +88,19 @@ class WithOverrides(Program):
         other, chosen = self._chosen(feeds)
         return super().bind(chosen, out) if other is None else other.bind(chosen, out)
 
-    def profile(self, feeds: Mapping[str, Any], repeats: int = 5) -> list[LaunchTime]:
+    def profile(
+        self, feeds: Mapping[str, Any], repeats: int = 5, out: Mapping[str, Array] | None = None
+    ) -> list[LaunchTime]:  # fmt: skip
         """Implement ``Program.profile``; ``feeds`` as for ``run``."""
         other, chosen = self._chosen(feeds)
-        return super().profile(chosen, repeats) if other is None else other.profile(chosen, repeats)
+        return super().profile(chosen, repeats, out) if other is None else other.profile(chosen, repeats, out)
 
-    def trace(self, feeds: Mapping[str, Any], repeats: int = 5) -> list[Span]:
+    def trace(
+        self, feeds: Mapping[str, Any], repeats: int = 5, out: Mapping[str, Array] | None = None
+    ) -> list[Span]:  # fmt: skip
         """Implement ``Program.trace``; ``feeds`` as for ``run``."""
         other, chosen = self._chosen(feeds)
-        return super().trace(chosen, repeats) if other is None else other.trace(chosen, repeats)
+        return super().trace(chosen, repeats, out) if other is None else other.trace(chosen, repeats, out)
 
     def arguments(self, kind: str) -> list[dict[str, Any]]:
         """Implement ``Program.arguments``, with those initializers as ``optional``."""

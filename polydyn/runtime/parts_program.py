@@ -248,13 +248,15 @@ class PartsProgram(Program):
         """Return the input shapes of the calls, from the first part."""
         return self._parts[0].shapes_seen() if self._parts else []
 
-    def profile(self, feeds: Mapping[str, Any], repeats: int = 5) -> list[LaunchTime]:
+    def profile(
+        self, feeds: Mapping[str, Any], repeats: int = 5, out: Mapping[str, Array] | None = None
+    ) -> list[LaunchTime]:  # fmt: skip
         """Return the time of every launch and of every host step, in execution order; see ``Program.profile``."""
         check_repeats(repeats)
         calls: list[list[LaunchTime]] = []
         for _ in range(repeats + 1):
             rows: list[LaunchTime] = []
-            self._run(feeds, rows)
+            _copy_to(self._run(feeds, rows), checked_out(out))
             calls.append(rows)
         from statistics import median  # its import takes longer than opening a program
 

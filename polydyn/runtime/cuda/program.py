@@ -261,14 +261,19 @@ class CudaProgram(Program):
             sums |= {"choices": sum(c.choices() for c in contexts)}
             return super().counters | sums | {"graph_bytes": sums["graph_nodes"] * NODE_BYTES}
 
-    def profile(self, feeds: Mapping[str, Any], repeats: int = 5) -> list[LaunchTime]:
-        """Return the device time of every launch (median over ``repeats`` calls after a warm-up call), in order."""
+    def profile(
+        self, feeds: Mapping[str, Any], repeats: int = 5, out: Mapping[str, Array] | None = None
+    ) -> list[LaunchTime]:  # fmt: skip
+        """Return the device time of every launch (median over ``repeats`` calls after a warm-up call), in order.
+
+        ``out``: as for ``run``.
+        """
         check_repeats(repeats)
         session = self.session
         with session.use():
             context = self._take_ready(session)
             try:
-                call = Call(self, context, feeds, {}, 0)
+                call = Call(self, context, feeds, checked_out(out), 0)
                 count = len(self.manifest["launches"])
                 times = [context.profile(call.inputs, call.outputs, count) for _ in range(repeats + 1)][1:]
                 infos = [context.launch(k) for k in range(count)]
