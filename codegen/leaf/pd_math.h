@@ -182,7 +182,7 @@ PD_INLINE vf32 pd_abs_vf32(vf32 x) { return (vf32)((vi32)x & 0x7fffffff); }
   PD_INLINE T pd_asinh_##T(T x) { return asinh##S(x); }  PD_INLINE T pd_acosh_##T(T x) { return acosh##S(x); }         \
   PD_INLINE T pd_atanh_##T(T x) { return atanh##S(x); }
 PD_CIRCULAR(f32, f) PD_CIRCULAR(f64, )
-PD_LANEWISE(tan) PD_LANEWISE(asin) PD_LANEWISE(acos) PD_LANEWISE(sinh) PD_LANEWISE(cosh)
+PD_LANEWISE(tan) PD_LANEWISE(sinh) PD_LANEWISE(cosh)
 PD_LANEWISE(asinh) PD_LANEWISE(acosh) PD_LANEWISE(atanh)
 
 /* bits; a shift by as many as there are, or more, gives 0 */

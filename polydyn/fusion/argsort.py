@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from polydyn.fusion.plan import FusedGroup, FusionPlan
-from polydyn.fusion.scatter import node_scatter
+from polydyn.fusion.scatter import scatter_of
 from polydyn.graph.ir import Compute, Dim, dim_name, reduction_name
 from polydyn.schedules.expr import INTEGERS, FromIndex, Load, Op, Value
 from polydyn.schedules.index import Index, fetch
@@ -35,8 +35,12 @@ def match_argsort(plan: FusionPlan, rank: Compute, place: Compute) -> ArgSort | 
     one.
     """
     shape = plan.graph.tensors[rank.output].shape
-    scatter = node_scatter(plan, place)
-    if rank.reduce != "sum" or place.reduce != "sum" or scatter is None or len(scatter.places) != 1:
+    if rank.reduce != "sum" or place.reduce != "sum" or len(place.reduction) != 1:
+        return None
+    # axes of one position are iterators here, too
+    results = {dim_name(a): e for a, e in enumerate(plan.graph.tensors[place.output].shape)}
+    scatter = scatter_of(place.body, place.reduce, results, {TERM: place.reduction[0]})
+    if scatter is None or len(scatter.places) != 1:
         return None
     ((name, where),) = scatter.places.items()
     axis = next(a for a in range(len(shape) + 1) if dim_name(a) == name)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -13,7 +13,6 @@ from typing import Any, TypeAlias
 import numpy as np
 import onnx
 import onnx.defs
-import onnx.inliner
 import onnx.numpy_helper
 from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 
@@ -21,6 +20,7 @@ from polydyn.errors import MissingModelError, ModelError, PolydynError, Unsuppor
 from polydyn.graph.check import check_names, check_node, check_text
 from polydyn.graph.data_files import data_file
 from polydyn.graph.dtypes import PACKED, numpy_dtype, onnx_dtype, unpacked
+from polydyn.graph.inlining import Key, body_of, called, check_versions, functions_of, opsets_of
 from polydyn.graph.operators.registry import OnnxNode
 from polydyn.schedules.expr import Array
 
@@ -92,18 +92,16 @@ def load_model(model: ModelLike) -> ImportedGraph:
 
 
 def _read(proto: onnx.ModelProto, folder: Path | None) -> ImportedGraph:
-    if proto.functions:
-        proto = _inlined(proto)
     if not proto.HasField("graph") or not (proto.graph.node or proto.graph.output or proto.graph.input):
         raise ModelError("the model has no graph", remedy="export it again; the file may be empty or cut off")
-    opsets = {o.domain or "ai.onnx": o.version for o in proto.opset_import}
+    opsets = opsets_of(proto.opset_import)
     opset, newest = opsets.get("ai.onnx", 1), onnx.defs.onnx_opset_version()
     if not 1 <= opset <= newest:
         raise UnsupportedError(
             f"the model is of opset {opset}, onnx {onnx.__version__} knows 1 to {newest}",
             remedy=f"export it with an opset up to {newest}, or install a newer onnx",
         )
-    reader = _Reader(opsets, folder)
+    reader = _Reader(opsets, folder, functions_of(proto))
     graph = _with_copies(reader.graph(proto.graph, ()), opset)
     if proto.ir_version >= FREE_INITIALIZERS:
         graph = replace(graph, optional={v.name: _optional(v, graph.constants[v.name]) for v in proto.graph.input
@@ -168,7 +166,7 @@ def read_function(function: onnx.FunctionProto, node: OnnxNode) -> ImportedGraph
     proto.node.extend(_with_attributes(n, function, node) for n in function.node)
     proto.output.extend(onnx.ValueInfoProto(name=o) for o in outputs if o)
     opsets = {"ai.onnx": onnx.defs.onnx_opset_version()}  # default for functions that name no opset
-    reader = _Reader(opsets | {o.domain or "ai.onnx": o.version for o in function.opset_import}, None)
+    reader = _Reader(opsets | opsets_of(function.opset_import), None)
     read = reader.graph(proto, arguments.keys())
     inside = {o for n in read.nodes for o in n.outputs if o} | read.constants.keys()
     names = arguments | {o: f"{inner_prefix(node)}{o}" for o in inside}
@@ -269,40 +267,17 @@ def _parse(model: ModelLike) -> tuple[onnx.ModelProto, Path | None, str]:
     return proto, folder, subject
 
 
-def _inlined(proto: onnx.ModelProto) -> onnx.ModelProto:
-    """Inline the model's local functions at their calls."""
-    calls = {(f.domain, f.name): set(_calls(f.node)) for f in proto.functions}
-    while free := [f for f, called in calls.items() if not called & calls.keys()]:
-        for f in free:
-            del calls[f]
-    if calls:  # onnx would recurse until the stack is full
-        domain, name = min(calls)
-        raise ModelError(
-            f"the function {domain}::{name} calls itself", rule="functions of ONNX are not recursive",
-            remedy="export the model again",
-        )  # fmt: skip
-    try:
-        return onnx.inliner.inline_local_functions(proto)
-    except (RuntimeError, TypeError, ValueError) as e:
-        raise ModelError(f"the model's functions cannot be written out: {e}", remedy="export the model again") from e
-
-
-def _calls(nodes: Iterable[onnx.NodeProto]) -> Iterator[tuple[str, str]]:
-    """Yield domain and name of every operator that nodes call, including graphs inside them."""
-    for n in nodes:
-        yield n.domain, n.op_type
-        for a in n.attribute:
-            for g in (*a.graphs, *([a.g] if a.HasField("g") else [])):
-                yield from _calls(g.node)
-
-
 class _Reader:
     """Turns protobuf graphs (the model's and those inside If) into plain data."""
 
-    def __init__(self, opsets: Mapping[str, int], folder: Path | None) -> None:
+    def __init__(
+        self, opsets: Mapping[str, int], folder: Path | None, functions: Mapping[Key, onnx.FunctionProto] | None = None,
+        names: set[str] | None = None,
+    ) -> None:  # fmt: skip
         self.opsets = opsets
         self.folder = folder
-        self.names: set[str] = set()
+        self.functions = functions or {}
+        self.names: set[str] = set() if names is None else names
 
     def graph(self, proto: onnx.GraphProto, outer: Collection[str]) -> ImportedGraph:
         check_names(proto, outputs=not outer)
@@ -312,37 +287,51 @@ class _Reader:
             raise UnsupportedError("sparse initializers are not supported", tensor=name)
         inputs = tuple(_input(v, inside=bool(outer)) for v in proto.input if v.name not in constants)
         nodes: list[OnnxNode] = []
+        declared: dict[str, ModelInput] = {}
         defined = {"", *outer, *constants, *(i.name for i in inputs)}
         for position, n in enumerate(proto.node):
             _check_inputs(n, position, defined, proto)
-            node = self.node(n, position, defined)
+            name = self.name(n, position)
+            part = self.part(n, name, defined)
             for o in filter(None, n.output):
                 if o in defined:
-                    raise ModelError(f"{o} is defined twice", node=node.name, tensor=o, rule="ONNX graphs are SSA")
+                    raise ModelError(f"{o} is defined twice", node=name, tensor=o, rule="ONNX graphs are SSA")
                 defined.add(o)
-            if node.op == "Constant":  # an unused result may have no name
-                check_node(node)
-                constants |= {o: _constant(node) for o in node.outputs if o}
-            else:
-                nodes.append(node)
+            nodes += part.nodes
+            constants |= part.constants
+            declared |= part.declared
         for v in proto.output:
             if v.name not in defined:
                 raise ModelError(f"output {v.name} is computed by no node", tensor=v.name, remedy="export it again")
-        declared = {v.name: _declared(v) for v in (*proto.value_info, *proto.output)}
+        declared |= {v.name: _declared(v) for v in (*proto.value_info, *proto.output)}
         outputs = tuple(v.name for v in proto.output)
         return ImportedGraph(proto.name, inputs, outputs, tuple(nodes), constants, declared=declared)
 
-    def node(self, n: onnx.NodeProto, position: int, defined: set[str]) -> OnnxNode:
-        for text in (n.name, n.op_type, n.domain, *n.input, *n.output, *(a.name for a in n.attribute)):
-            check_text(text, f"a part of node {position}")
+    def part(self, n: onnx.NodeProto, name: str, defined: set[str]) -> ImportedGraph:
+        """Return what a node stands for: itself, a constant, or the nodes of a function of the model."""
+        function = self.functions.get(called(n))
+        if function is not None:
+            check_versions(function, self.opsets, name)
+            reader = _Reader(opsets_of(function.opset_import), self.folder, self.functions, self.names)
+            return reader.graph(body_of(function, n, name), defined)
         domain = n.domain or "ai.onnx"
         op = n.op_type if domain == "ai.onnx" else f"{domain}::{n.op_type}"
+        attributes = {a.name: self.attribute(a, defined, name) for a in n.attribute}
+        node = OnnxNode(name, op, tuple(n.input), tuple(n.output), attributes, self.opsets.get(domain, 1))
+        if node.op != "Constant":
+            return ImportedGraph(name, (), node.outputs, (node,), {})
+        check_node(node)
+        return ImportedGraph(name, (), node.outputs, (), {o: _constant(node) for o in node.outputs if o})
+
+    def name(self, n: onnx.NodeProto, position: int) -> str:
+        """Return a name of a node that no other node has."""
+        for text in (n.name, n.op_type, n.domain, *n.input, *n.output, *(a.name for a in n.attribute)):
+            check_text(text, f"a part of node {position}")
         name = n.name or f"{n.op_type}_{position}"
         while name in self.names:
             name += "'"
         self.names.add(name)
-        attributes = {a.name: self.attribute(a, defined, name) for a in n.attribute}
-        return OnnxNode(name, op, tuple(n.input), tuple(n.output), attributes, self.opsets.get(domain, 1))
+        return name
 
     def attribute(self, a: onnx.AttributeProto, defined: set[str], node: str) -> Any:
         if a.type == onnx.AttributeProto.TENSOR:

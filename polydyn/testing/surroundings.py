@@ -24,7 +24,7 @@ class Surroundings:
 
     def __init__(self, model: onnx.ModelProto, seed: int) -> None:
         self.random = random.Random(seed)
-        self.graph = model.graph
+        self.model, self.graph = model, model.graph
         self.count = 0
 
     def const(self, value: Any) -> str:
@@ -51,7 +51,7 @@ class Surroundings:
         if kind in SIGNED_TYPES:
             steps += [self.negated, self.added]
         if kind == TensorProto.FLOAT:
-            steps += [self.widened]
+            steps += [self.widened, self.called]
         for step in self.random.choices(steps, k=self.random.randint(1, 3)):
             x = step(x, kind, rank)
         return x
@@ -104,6 +104,19 @@ class Surroundings:
     def widened(self, x: str, kind: int, rank: int) -> str:
         """Cast to float64, and back."""
         return self.op("Cast", self.op("Cast", x, to=TensorProto.DOUBLE), to=TensorProto.FLOAT)
+
+    def called(self, x: str, kind: int, rank: int) -> str:
+        """Call a function of the model, whose default attribute makes it an identity."""
+        if not self.model.functions:
+            body = helper.make_node("LeakyRelu", ["x"], ["y"])
+            body.attribute.add(name="alpha", ref_attr_name="slope", type=onnx.AttributeProto.FLOAT)
+            opset = helper.make_opsetid("", next(o.version for o in self.model.opset_import if not o.domain))
+            slope = [helper.make_attribute("slope", 1.0)]
+            self.model.functions.append(
+                helper.make_function("around", "Same", ["x"], ["y"], [body], [opset], attribute_protos=slope)
+            )
+            self.model.opset_import.append(helper.make_opsetid("around", 1))
+        return self.op("Same", x, domain="around")
 
 
 def surrounded(model: onnx.ModelProto, seed: int, ranks: dict[str, tuple[int, int]]) -> onnx.ModelProto | None:

@@ -86,8 +86,11 @@ def _links(group: Group, written: bool) -> list[_Link]:
 
 
 def _renamed(s: Statement, a: Access, t: Statement, b: Access) -> list[tuple[str, str]]:
-    """Return the pairs of iterators with equal extents that turn the address of ``a`` into that of ``b``."""
-    if a.opaque or b.opaque or len(a.index) != len(b.index):
+    """Return the pairs of iterators with equal extents that turn the address of ``a`` into that of ``b``.
+
+    Symbolic strides make an address a product, which isl cannot express, but not another address.
+    """
+    if len(a.index) != len(b.index):
         return []
     left, right, same = dict(s.iters), dict(t.iters), dict[str, str]()
     for x, y in zip(a.index, b.index, strict=True):

@@ -71,6 +71,68 @@ def test_functions_are_inlined() -> None:
     assert run(import_model(m), {"x": np.ones((1, 2), np.float32)})["y"].shape == (2, 2)
 
 
+def function_of(name: str, opset: int, *nodes: onnx.NodeProto, **defaults: float) -> onnx.FunctionProto:
+    opsets = [helper.make_opsetid("", opset), helper.make_opsetid("local", 1)]
+    attributes = [helper.make_attribute(k, v) for k, v in defaults.items()]
+    return helper.make_function("local", name, ["a"], ["b"], nodes, opsets, attribute_protos=attributes)
+
+
+def calling(function: str, *functions: onnx.FunctionProto, **given: float) -> onnx.ModelProto:
+    """A model that calls a function on its input, and again on the result with the given attributes."""
+    calls = [helper.make_node(function, ["x"], ["t"], domain="local"),
+             helper.make_node(function, ["t"], ["y"], domain="local", **given)]  # fmt: skip
+    m = model(calls, X, ["y"])
+    m.functions.extend(functions)
+    m.opset_import.append(helper.make_opsetid("local", 1))
+    return m
+
+
+def with_reference(op: str, attribute: str, reference: str, **names: str) -> onnx.NodeProto:
+    n = helper.make_node(op, ["a"], ["b"], **names)
+    n.attribute.add(name=attribute, ref_attr_name=reference, type=onnx.AttributeProto.FLOAT)
+    return n
+
+
+def test_attributes_of_functions_have_their_defaults() -> None:
+    """The operator's own default was taken: 0.01 instead of 0.5."""
+    leaky = function_of("Leaky", 18, with_reference("LeakyRelu", "alpha", "slope"), slope=0.5)
+    outer = function_of("Outer", 18, with_reference("Leaky", "slope", "steep", domain="local"))
+    x = -np.ones((1, 2), np.float32)
+    for m in (calling("Leaky", leaky, slope=0.25), calling("Outer", outer, leaky, steep=0.25)):
+        assert (run(import_model(m), {"x": x})["y"] == -0.125).all()
+
+
+def test_a_function_of_another_opset_is_read_where_its_operators_are_the_same() -> None:
+    """It was refused as an unknown operator."""
+    x = np.array([[-1, 2, 0.5]], np.float32)
+    for opset in (17, 18):
+        m = calling("Twice", function_of("Twice", opset, node("Relu", "a", "b")))
+        assert (run(import_model(m), {"x": x})["y"] == np.maximum(x, 0)).all()
+    with pytest.raises(ModelError, match="Softmax of the function Old is of opset 11, the model of 18") as e:
+        import_model(calling("Old", function_of("Old", 11, node("Softmax", "a", "b"))))
+    assert e.value.node == "Old_0" and "same form" in str(e.value.rule)
+
+
+def test_names_inside_a_function_hide_nothing_outside() -> None:
+    """A branch inside has a tensor of the name that the call's argument has outside, and an output is an input."""
+    inner = helper.make_graph([node("Exp", "a", "x"), node("Neg", "x", "r")], "t", [], [onnx.ValueInfoProto(name="r")])
+    other = helper.make_graph([node("Identity", "a", "t")], "e", [], [onnx.ValueInfoProto(name="t")])
+    nodes = [helper.make_node("Constant", [], ["c"], value=numpy_helper.from_array(np.array(True))),
+             helper.make_node("If", ["c"], ["b"], then_branch=inner, else_branch=other)]  # fmt: skip
+    m = calling("F", function_of("F", 18, *nodes))
+    m.functions.append(helper.make_function("local", "Two", ["p"], ["p", "q"], [node("Neg", "p", "q")],
+                                            [helper.make_opsetid("", 18)]))  # fmt: skip
+    m.graph.node.append(helper.make_node("Two", ["y"], ["same", "minus"], domain="local"))
+    m.graph.output.extend(onnx.ValueInfoProto(name=n) for n in ("same", "minus"))
+    x = np.full((1, 2), 0.5, np.float32)
+    got = run(import_model(m), {"x": x})
+    y = -np.exp(-np.exp(x))
+    assert np.allclose(got["y"], y) and np.allclose(got["same"], y) and np.allclose(got["minus"], -y)
+    m.graph.node[0].input.append("x")
+    with pytest.raises(ModelError, match="F is called with 2 inputs and 1 outputs, the function has 1 and 1"):
+        import_model(m)
+
+
 def test_an_if_whose_condition_is_known_becomes_its_branch() -> None:
     def branch(name: str, op: onnx.NodeProto) -> onnx.GraphProto:
         return helper.make_graph([op], name, [], [onnx.ValueInfoProto(name=op.output[0])])

@@ -141,6 +141,22 @@ def test_siblings_that_share_an_input_share_loops() -> None:
     assert c.pattern.dims == ("r", "l") and c.solved.exprs("D1") == (Index.of("q"), Index.of("k"))
 
 
+def test_siblings_that_share_addresses_with_symbolic_strides_share_loops() -> None:
+    """Products of symbols are no affine subscripts: the two reductions were one nest after the other, in scalars."""
+    r: dict[str, IndexLike] = {"r": "R"}
+    address = Index.of("r") * Index.of("L") + Index.of("l")
+    other = address.subs({"r": Index.of("q"), "l": Index.of("k")})
+    g = group(
+        "flat", "R L N", [array("x", "input", "N"), array("m", "output", "R"), array("d", "output", "R")],
+        [statement("M0", r, "m", "r", const(0, F)),
+         statement("M1", {**r, "l": "L"}, "m", "r", ld("x", address), "max"),
+         statement("D0", {"q": "R"}, "d", "q", const(0, F)),
+         statement("D1", {"q": "R", "k": "L"}, "d", "q", ld("x", other), "min")],
+    )  # fmt: skip
+    c = answer(g)
+    assert c.pattern.name == "multi-reduce" and c.solved.exprs("D1") == (Index.of("q"), Index.of("k"))
+
+
 def test_transposed_reuse_is_one_nest() -> None:
     c = answer(elementwise(ld("t", "j", "i")))
     assert c.pattern.name == "element-wise"
