@@ -1,0 +1,76 @@
+"""The library of the execution provider: its sources, and the built library in the cache."""
+
+from __future__ import annotations
+
+import functools
+import json
+from pathlib import Path
+
+import polydyn
+from polydyn.build.cache import digest
+from polydyn.build.compiler import Library, build_library, find_compiler
+from polydyn.build.features import data_cache, machine_features
+from polydyn.errors import BuildError
+from polydyn.program_key import code_digest
+
+NAME = "PolydynExecutionProvider"
+"""Name of the execution provider."""
+FILE_NAME = "libonnxruntime_providers_polydyn.so"
+"""File name of the library outside the cache, as of the providers of others."""
+OLDEST_ORT = (1, 23)
+"""First version of ONNX Runtime with the interface that the provider needs, ``ORT_API`` of abi.h."""
+UNITS = (
+    "provider.c", "sets.c", "unit.c", "inner.c", "context.c", "program.c", "worker.c", "settings.c", "graph.c",
+    "message.c",
+)  # fmt: skip
+HEADERS = ("provider.h", "graph.h", "message.h", "abi.h")
+
+
+def get_ep_name() -> str:
+    """Return the name of the execution provider."""
+    return NAME
+
+
+def get_ep_names() -> list[str]:
+    """Return the names of all execution providers of the library."""
+    return [NAME]
+
+
+def get_library_path() -> str:
+    """Return the path of the library, built at the first call. BuildError: no C compiler, or no writable cache."""
+    return str(library().file())
+
+
+@functools.cache
+def library() -> Library:
+    """Return the built library, which runs on every processor of this architecture. BuildError: it cannot be built."""
+    units, headers = sources()
+    return build_library(units | {"stamp.c": _stamp_source()}, headers, "cpu:baseline")
+
+
+def sources() -> tuple[dict[str, str], dict[str, str]]:
+    """Return the translation units and the headers: file name to C text."""
+    here = Path(__file__).parent / "c"
+    headers = {h: (here / h).read_text(encoding="utf-8") for h in HEADERS}
+    headers["polydyn.h"] = (here.parents[1] / "runtime" / "c" / "polydyn.h").read_text(encoding="utf-8")
+    return {u: (here / u).read_text(encoding="utf-8") for u in UNITS}, headers
+
+
+def stamp() -> str:
+    """Return the digest of everything except the model and the options that determines a program.
+
+    It is part of the library, which computes the names of stored programs without Python.
+    """
+    try:
+        compiler = find_compiler()
+        compiled_by = [*compiler.command, compiler.version]
+    except BuildError:
+        compiled_by = []
+    return digest(code_digest(), json.dumps([sorted(machine_features()), data_cache(2), compiled_by]))
+
+
+def _stamp_source() -> str:
+    return (
+        f'const char polydyn_stamp[] = "{stamp()}";\n'
+        f'const char polydyn_version[] = "{polydyn.__version__}";\n'
+    )  # fmt: skip

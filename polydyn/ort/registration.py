@@ -1,0 +1,103 @@
+"""Register the provider with ONNX Runtime, and open sessions that use it."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import re
+import sys
+from typing import Any
+
+from polydyn.arguments import check_threads
+from polydyn.errors import BuildError, UnsupportedError
+from polydyn.onnx_runtime import ort_classes
+from polydyn.ort.library import NAME, OLDEST_ORT, get_library_path
+from polydyn.ort.settings import provider_options
+
+SPINNING = "session.intra_op.allow_spinning"
+"""Entry of a session's options: whether ONNX Runtime's threads wait actively."""
+
+
+def register() -> None:
+    """Register the provider with ONNX Runtime in this process; it can then be named in ``providers``.
+
+    A second call has no effect. UnsupportedError: ONNX Runtime is not installed, or older than 1.23. BuildError: the
+    library cannot be built or loaded.
+    """
+    onnxruntime = _onnxruntime()
+    if _devices(onnxruntime):
+        return
+    path = get_library_path()
+    try:
+        onnxruntime.register_execution_provider_library(NAME, path)
+    except Exception as e:  # ONNX Runtime's errors have no common base class
+        raise BuildError(
+            f"ONNX Runtime {onnxruntime.__version__} cannot load the provider: {e}", rule="polydyn.ort.register",
+            remedy="polydyn cache clear, then try again",
+        ) from e  # fmt: skip
+    code = f"import sys; sys.path[:] = {sys.path!r}; from polydyn.ort.worker import main; main()"
+    defaults = ctypes.CDLL(path).PolydynSetDefaults
+    defaults.restype = None
+    defaults(os.fsencode(sys.executable), code.encode(), ctypes.c_int(check_threads(None)))
+
+
+def unregister() -> None:
+    """Remove the provider. No session that uses it may exist."""
+    onnxruntime = _onnxruntime()
+    if _devices(onnxruntime):
+        onnxruntime.unregister_execution_provider_library(NAME)
+
+
+def devices() -> list[Any]:
+    """Register the provider; return its devices, for ``SessionOptions.add_provider_for_devices``."""
+    register()
+    return _devices(_onnxruntime())
+
+
+def session_options(sess_options: Any = None, **options: Any) -> Any:
+    """Return options of a session that uses the provider: ``sess_options`` itself if it is not None.
+
+    ``options``: see ``provider_options``. ``threads`` is ``intra_op_num_threads`` if that is set. ONNX Runtime's
+    threads do not wait actively, unless the options say otherwise, because they would disturb the program's threads.
+    """
+    sess_options = ort_classes()[1]() if sess_options is None else sess_options
+    if options.get("threads") is None and sess_options.intra_op_num_threads:
+        options["threads"] = sess_options.intra_op_num_threads
+    try:
+        sess_options.get_session_config_entry(SPINNING)
+    except Exception:  # ONNX Runtime's way to say that there is no such entry
+        sess_options.add_session_config_entry(SPINNING, "0")
+    sess_options.add_provider_for_devices(devices(), provider_options(**options))
+    return sess_options
+
+
+def InferenceSession(model: str | os.PathLike[str] | bytes, sess_options: Any = None, **options: Any) -> Any:
+    """Return an ``onnxruntime.InferenceSession`` in which polydyn computes what it supports.
+
+    ``model``: a path or bytes. ``options``: see ``provider_options``. Errors in the model are ONNX Runtime's.
+    """
+    return ort_classes()[0](model, session_options(sess_options, **options))
+
+
+def _devices(onnxruntime: Any) -> list[Any]:
+    return [d for d in onnxruntime.get_ep_devices() if d.ep_name == NAME]
+
+
+def _onnxruntime() -> Any:
+    """Return the module. UnsupportedError: it is not installed, or too old."""
+    ort_classes()
+    import onnxruntime
+
+    check_version(onnxruntime.__version__)
+    return onnxruntime
+
+
+def check_version(version: str) -> None:
+    """Check a version of ONNX Runtime. UnsupportedError: it is too old for the provider."""
+    numbers = tuple(map(int, re.findall(r"\d+", version)[:2]))
+    if numbers < OLDEST_ORT:
+        oldest = ".".join(map(str, OLDEST_ORT))
+        raise UnsupportedError(
+            f"ONNX Runtime {version} has no plugin interface for execution providers", rule="polydyn.ort",
+            remedy=f"pip install 'onnxruntime>={oldest}', or use polydyn.InferenceSession",
+        )  # fmt: skip
