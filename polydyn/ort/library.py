@@ -8,8 +8,8 @@ from pathlib import Path
 
 import polydyn
 from polydyn.build.cache import digest
-from polydyn.build.compiler import Library, build_library, find_compiler
-from polydyn.build.features import data_cache, machine_features
+from polydyn.build.compiler import Library, architecture_of, build_library, find_compiler
+from polydyn.build.features import architecture, data_cache, machine_features
 from polydyn.errors import BuildError
 from polydyn.program_key import code_digest
 
@@ -42,10 +42,18 @@ def get_library_path() -> str:
 
 
 @functools.cache
-def library() -> Library:
-    """Return the built library, which runs on every processor of this architecture. BuildError: it cannot be built."""
+def library(target: str = "cpu:baseline") -> Library:
+    """Return the built library, which runs on every processor of an architecture. BuildError: it cannot be built.
+
+    ``target``: "cpu:neon" builds it for arm64 if ``CC`` names a compiler for that.
+    """
     units, headers = sources()
-    return build_library(units | {"stamp.c": _stamp_source()}, headers, "cpu:baseline")
+    return build_library(units | {"stamp.c": _stamp_source()}, headers, target)
+
+
+def library_for(artifact_target: str) -> Library:
+    """Return the library for the architecture of a program's target."""
+    return library("cpu:baseline" if architecture_of(artifact_target) == architecture() else artifact_target)
 
 
 def sources() -> tuple[dict[str, str], dict[str, str]]:

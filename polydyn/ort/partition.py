@@ -6,6 +6,7 @@ Every set becomes one node of ONNX Runtime's graph. A set is convex: no path lea
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -62,14 +63,15 @@ def partition(
 ) -> Partition:
     """Return the sets of a model's nodes, which are in topological order. The names of its nodes are changed.
 
-    ``exclude``: operators that are left. Raises PolydynError if the model cannot be imported at all.
+    ``exclude``: operators, and names of nodes, that are left. Raises PolydynError if the model cannot be imported.
     """
     nodes = list(model.graph.node)
     written = [_title(n) for n in nodes]
+    excluded = [k for k, n in enumerate(nodes) if n.op_type in exclude or n.name in exclude]
     for k, node in enumerate(nodes):
         _mark(node, f"pd{k}pd")
     left = FallbackNodes()
-    left.nodes.update((n.name, "the option exclude names its operator") for n in nodes if n.op_type in exclude)
+    left.nodes.update((nodes[k].name, "the option exclude names it") for k in excluded)
     typed = _imported(model, dims, left)
     reasons = _reasons(typed, left)
     known = {x: typed.tensor(x) for x in typed.inferred}
@@ -113,12 +115,10 @@ def _imported(model: onnx.ModelProto, dims: Dims | None, left: FallbackNodes) ->
     read = load_model(model)
     while True:
         try:
-            with planning("import"):
+            with planning("import"), contextlib.suppress(RepropagationNeeded):
                 typed = propagate(read, dims, left=left)
                 expand(typed, left)
                 return typed
-        except RepropagationNeeded:
-            continue
         except PolydynError as e:
             left.leave(e, *e.origins)
 

@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, Any
 
 from polydyn.arguments import check_threads, checked_flag, checked_integer, checked_mapping, checked_path, checked_text
-from polydyn.errors import InputError
+from polydyn.errors import InputError, ShapeError
 from polydyn.shapes.sizes import Dims, Sizes, sizes_by_name
 
 if TYPE_CHECKING:
@@ -43,11 +43,12 @@ def provider_options(
 
     ``compile``: with "background" the session is there at once; ONNX Runtime's kernels compute calls until a process
     has compiled the model. ``threads``: threads per call, by default all cores. ``strict``: a call that the program
-    rejects is an error, and so are nodes that cannot be compiled after they were checked; otherwise ONNX Runtime's
-    kernels compute both. ``dims``: facts about dims by name, as for ``polydyn.compile``. ``exclude``: operators that
-    stay with ONNX Runtime. ``min_nodes``: minimum nodes of a set that is compiled. ``cache_dir``: folder of programs.
-    ``python``: the Python that compiles. ``records``, ``schedules``, ``without`` and, in ``more``, ``strategy``,
-    ``tf32``, ``precision``, ``winograd`` and ``target``: as for ``polydyn.compile``. InputError: a wrong option.
+    rejects is an error, and so is a graph that cannot be compiled after it was checked; otherwise ONNX Runtime's
+    kernels compute both. ``dims``: facts about dims by name, as for ``polydyn.compile``. ``exclude``: operators, and
+    names of nodes, that stay with ONNX Runtime. ``min_nodes``: minimum nodes of a set that is compiled. ``cache_dir``:
+    folder of programs. ``python``: the Python that compiles. ``records``, ``schedules``, ``without`` and, in ``more``,
+    ``strategy``, ``tf32``, ``precision``, ``winograd`` and ``target``: as for ``polydyn.compile``. InputError: an
+    option is wrong.
     """
     if checked_text(compile, "compile") not in MODES:
         raise InputError(f"compile is {compile!r}", rule="compile", remedy=" or ".join(map(repr, MODES)))
@@ -100,7 +101,10 @@ def arguments_of(options: Mapping[str, str]) -> Arguments:
     for name, value in options.items():
         if name not in OWN:
             entries.add_session_config_entry(f"polydyn.{name}", value)
-    arguments = entries.arguments("cpu", {})
+    try:
+        arguments = entries.arguments("cpu", {})
+    except ShapeError as e:
+        raise InputError(e.message, rule=e.rule, remedy=e.remedy) from e
     if arguments.target.partition(":")[0] != "cpu":
         raise InputError(
             f"the target is {arguments.target}", rule="the provider computes on the CPU", remedy="a target such as cpu"

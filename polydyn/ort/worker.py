@@ -18,7 +18,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import IO
 
-from polydyn.errors import FallbackWarning, ModelError, PolydynError, ShapeError, UnsupportedError
+from polydyn.errors import FallbackWarning, InputError, ModelError, PolydynError, ShapeError, UnsupportedError
 
 NICENESS = 5
 """Niceness of a process that compiles in the background: calls come first."""
@@ -62,7 +62,7 @@ def read_request(lines: IO[str]) -> dict[str, str]:
 
 
 def answer_of(wanted: Mapping[str, str]) -> str:
-    """Do a request; return ``ok`` or ``failed <text>``, in one line."""
+    """Do a request; return ``ok``, ``failed <text>``, or ``wrong <text>`` for a wrong option, in one line."""
     if wanted["nice"] == "1" and os.nice(0) < NICENESS:
         os.nice(NICENESS)
     path = wanted["path"]
@@ -73,7 +73,8 @@ def answer_of(wanted: Mapping[str, str]) -> str:
         text = str(e) if isinstance(e, PolydynError) else f"{type(e).__name__}: {e}"
         if wanted["task"] == "compile" and isinstance(e, LASTING_ERRORS):
             _write(path, ".failed", text.encode(errors="replace"))
-        return "failed " + text.replace("\r", " ").replace("\n", "\r")
+        kind = "wrong" if isinstance(e, InputError) else "failed"
+        return f"{kind} " + text.replace("\r", " ").replace("\n", "\r")
     return "ok"
 
 
@@ -87,7 +88,12 @@ def check(path: str, _: str, options: Mapping[str, str]) -> None:
     arguments = arguments_of(options)
     exclude = list(filter(None, options.get("exclude", "").split(",")))
     model = onnx.ModelProto.FromString(Path(f"{path}.onnx").read_bytes())
-    found = partition(model, arguments.dims, exclude, int(options.get("min_nodes", MIN_NODES)))
+    try:
+        found = partition(model, arguments.dims, exclude, int(options.get("min_nodes", MIN_NODES)))
+    except ShapeError as e:
+        if e.dim not in arguments.dims:
+            raise
+        raise InputError(e.message, dim=e.dim, rule=e.rule, remedy=e.remedy) from e  # an option is wrong
     _write(path, ".sets", found.text().encode(errors="replace"))
 
 

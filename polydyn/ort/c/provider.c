@@ -95,8 +95,9 @@ static void release_units(OrtEp *ep, OrtNodeComputeInfo **infos, size_t count) {
 static OrtStatus *compile_all(OrtEp *ep, const OrtGraph **graphs, const OrtNode **fused, size_t count,
                               OrtNodeComputeInfo **infos, OrtNode **contexts) {
     provider *p = (provider *)ep;
-    OrtStatus *bad = NULL;
+    OrtStatus *bad = p->error;
     size_t made = 0;
+    p->error = NULL;
     for (; made < count && !bad; made++) {
         unit *u = NULL;
         bad = compile_one(p, graphs[made], fused[made], &u);
@@ -185,6 +186,7 @@ static void release_provider(OrtEpFactory *factory, OrtEp *ep) {
     (void)factory;
     if (!p) return;
     end_worker(&p->compiler);
+    if (p->error) ORT(ReleaseStatus)(p->error);
     free_settings(&p->s);
     free(p);
 }

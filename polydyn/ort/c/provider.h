@@ -156,6 +156,7 @@ typedef struct {
     char whole[KEY_BYTES]; /* key of the graph */
     bool one_set;          /* whether the only set has all nodes of the graph, so that its key is the graph's */
     bool unchecked;        /* whether the nodes were claimed before the graph was checked */
+    OrtStatus *error;      /* of the check, returned when the nodes are compiled */
 } provider;
 
 /* Reads <key>.sets. Returns the set of every node, -1 for one that is left to ONNX Runtime; NULL if the file is absent

@@ -153,7 +153,11 @@ OrtStatus *get_capability(OrtEp *ep, const OrtGraph *graph, OrtEpGraphSupportInf
     TRY(claim_contexts(nodes, count, support, &found));
     if (found || !count) return NULL;
     OrtStatus *bad = decide(p, graph, nodes, count, support);
-    if (!bad || p->s.strict) return bad;
+    if (!bad) return NULL;
+    if (p->s.strict || ORT(GetErrorCode)(bad) == ORT_INVALID_ARGUMENT) {
+        p->error = bad; /* ONNX Runtime only logs an error of this function, but fails by one of Compile */
+        return claim(support, nodes, count);
+    }
     say_status(&p->s, LOG_WARNING, bad); /* ONNX Runtime computes the graph */
     return NULL;
 }

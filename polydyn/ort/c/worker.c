@@ -1,6 +1,7 @@
 /* worker.c: the process that compiles, `python -c "from polydyn.ort.worker import main; main()"`.
  *
- * It reads requests from a socket, its standard input, and answers each with one line: "ok" or "failed <text>". It ends
+ * It reads requests from a socket, its standard input, and answers each with one line: "ok", "failed <text>" or "wrong
+ * <text>" for a wrong option. A carriage return in a text is a line break. It ends
  * when the socket is closed, so also when this process ends. Its exit code is not used, because a program may ignore
  * SIGCHLD. Results are files of the cache.
  */
@@ -120,6 +121,7 @@ OrtStatus *request(const settings *s, worker *w, int task, const char *key, cons
     if (!strcmp(answer, "ok")) return NULL;
     for (char *at = answer; *at; at++)
         if (*at == '\r') *at = '\n'; /* line breaks of the text */
+    if (!strncmp(answer, "wrong ", 6)) return failure(ORT_INVALID_ARGUMENT, "polydyn: %s", answer + 6);
     return failure(ORT_EP_FAIL, "polydyn: %s", strncmp(answer, "failed ", 7) ? answer : answer + 7);
 }
 
