@@ -55,13 +55,19 @@ def test_sets_of_random_graphs_are_convex() -> None:
         assert seed or returning_paths(nodes, together), "one set of all would not be convex"
 
 
+def tfidf(x: str, y: str) -> onnx.NodeProto:
+    """Return a node whose operator polydyn does not have."""
+    return node(
+        "TfIdfVectorizer", x, y, max_gram_length=1, max_skip_count=0, min_gram_length=1, mode="TF", ngram_counts=[0],
+        ngram_indexes=[0, 1, 2], pool_int64s=[0, 1, 2],
+    )  # fmt: skip
+
+
 def encoder() -> onnx.ModelProto:
     return model(
         [
             node("MatMul", "x w", "a"), node("Relu", "a", "b"), node("Cast", "b", "i", to=6),
-            node("TfIdfVectorizer", "i", "v", max_gram_length=1, max_skip_count=0, min_gram_length=1, mode="TF",
-                 ngram_counts=[0], ngram_indexes=[0, 1, 2], pool_int64s=[0, 1, 2]),
-            node("Mul", "v v", "s"), node("Exp", "s", "y"),
+            tfidf("i", "v"), node("Mul", "v v", "s"), node("Exp", "s", "y"),
         ],
         {"x": (F, ["B", 4])}, ["y"], {"w": np.eye(4, 6, dtype=F)}, opset=17,
     )  # fmt: skip
@@ -91,18 +97,15 @@ def test_excluded_operators_and_nodes_are_left() -> None:
 
 
 def test_a_body_with_an_unknown_operator_leaves_its_node() -> None:
-    then = helper.make_graph([helper.make_node("Vanish", ["x"], ["t"], domain="none")], "t", [],
-                             [helper.make_tensor_value_info("t", 1, ["N"])])  # fmt: skip
-    other = helper.make_graph([helper.make_node("Neg", ["x"], ["e"])], "e", [],
-                              [helper.make_tensor_value_info("e", 1, ["N"])])  # fmt: skip
+    then = helper.make_graph([node("Cast", "x", "i", to=6), tfidf("i", "t")], "t", [],
+                             [helper.make_tensor_value_info("t", 1, [3])])  # fmt: skip
+    other = helper.make_graph([node("Neg", "x", "e")], "e", [], [helper.make_tensor_value_info("e", 1, ["N"])])
     nodes = [
         node("ReduceSum", "x", "s", keepdims=0), node("Greater", "s z", "c"), node("Mul", "x x", "q"),
-        helper.make_node("If", ["c"], ["y"], then_branch=then, else_branch=other), node("Add", "y q", "r"),
+        helper.make_node("If", ["c"], ["y"], then_branch=then, else_branch=other), node("Abs", "y", "r"),
         node("Exp", "r", "u"),
     ]  # fmt: skip
-    m = model(nodes, {"x": (F, ["N"])}, ["u"], {"z": np.float32(0)})
-    m.opset_import.append(helper.make_opsetid("none", 1))
-    assert partition(m).sets == [0, 0, 0, -1, 1, 1]
+    assert partition(model(nodes, {"x": (F, ["N"])}, ["u", "q"], {"z": np.float32(0)})).sets == [0, 0, 0, -1, 1, 1]
 
 
 def test_elements_of_four_bits_do_not_pass() -> None:
