@@ -197,12 +197,28 @@ void borrow_threads(program *p, program *lender) {
     lender->uses++;
 }
 
-void close_program(program *p) {
-    if (!p || --p->uses) return;
-    if (p->program) p->pd_close(p->program);
+static void unload(program *p) {
     if (p->library) dlclose(p->library);
     if (p->library_file >= 0) close(p->library_file);
     if (p->file >= 0) close(p->file);
-    close_program(p->lender); /* its threads ran this program */
     free(p);
+}
+
+/* The threads of the lender may have been started by the code of a borrower, so its library stays until they ended. */
+void close_program(program *p) {
+    if (!p || --p->uses) return;
+    program *lender = p->lender;
+    if (p->program) p->pd_close(p->program);
+    if (lender) {
+        p->next = lender->closed;
+        lender->closed = p;
+        close_program(lender);
+        return;
+    }
+    while (p->closed) {
+        program *borrower = p->closed;
+        p->closed = borrower->next;
+        unload(borrower);
+    }
+    unload(p);
 }

@@ -80,7 +80,8 @@ struct program {
     pd_program *program;
     const pd_io *inputs, *outputs;
     int32_t input_count, output_count;
-    program *lender; /* whose threads the program uses */
+    program *lender;        /* whose threads the program uses */
+    program *closed, *next; /* closed borrowers, whose libraries are still there */
     int uses;
 };
 
