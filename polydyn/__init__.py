@@ -70,8 +70,8 @@ def __dir__() -> list[str]:
 def __getattr__(name: str) -> Any:
     from importlib import import_module
 
-    if name == "backend":
-        return import_module("polydyn.backend")
+    if name in ("backend", "ort"):
+        return import_module(f"polydyn.{name}")
     if name not in _LAZY:
         raise AttributeError(f"module 'polydyn' has no attribute {name!r}")
     from polydyn.errors import needing_packages

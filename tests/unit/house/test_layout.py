@@ -26,7 +26,7 @@ STAGES = ["group", "laws", "solution", "tree", "proof"]
 TOP = {
     "compiler", "checked", "cli", "extend", "generation", "explore", "backend",
     "program_cache", "program_key", "program_store", "quantization", "quick_child", "quick_start",
-    "session", "jobs", "torch_backend", "testing", "verification", "__init__", "__main__",
+    "session", "ort", "jobs", "torch_backend", "testing", "verification", "__init__", "__main__",
 }  # fmt: skip
 AFTER_IMPORT = [
     "schedules", "codegen", "polydyn/fusion", "polydyn/lowering", "polydyn/build", "polydyn/program", "polydyn/runtime",

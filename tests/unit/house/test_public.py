@@ -19,7 +19,7 @@ from typing import Any
 import polydyn
 from tests.support.paths import ROOT
 
-MODULES = ("polydyn", "polydyn.session", "polydyn.extend", "polydyn.explore", "polydyn.explore.pictures")
+MODULES = ("polydyn", "polydyn.session", "polydyn.ort", "polydyn.extend", "polydyn.explore", "polydyn.explore.pictures")
 
 
 def public(module: str) -> dict[str, Any]:
