@@ -205,8 +205,12 @@ class Building:
         with _folder_errors():
             self._folder = tempfile.TemporaryDirectory(prefix="polydyn-", ignore_cleanup_errors=True)
             self._work = Path(self._folder.name)
-            for name, text in self._headers.items():
-                (self._work / name).write_text(text, encoding="utf-8")
+            try:
+                for name, text in self._headers.items():
+                    (self._work / name).write_text(text, encoding="utf-8")
+            except OSError:
+                self._folder.cleanup()  # without __enter__ there is no __exit__
+                raise
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -23,7 +23,7 @@ import numpy as np
 import numpy.typing as npt
 
 from polydyn.build.cache import replacing
-from polydyn.errors import InputError, LegalityError, PolydynError, ScheduleError, UnknownNameError
+from polydyn.errors import InputError, LegalityError, PolydynError, ScheduleError, UnknownNameError, UnwritableError
 from polydyn.explore.compiled import Compiled, cpu_of, parameters
 from polydyn.explore.search import Found, search
 from polydyn.fusion.plan import FusedGroup, FusionPlan
@@ -438,4 +438,4 @@ def save_schedules(path: str | os.PathLike[str], *schedules: Source) -> None:
         with replacing(Path(path)) as f:
             f.write(text.encode())
     except OSError as e:
-        raise InputError(f"cannot write {os.fspath(path)}: {e.strerror}", rule="schedules") from e
+        raise UnwritableError.of(os.fspath(path), e) from e

@@ -12,7 +12,7 @@ from functools import partial
 
 from polydyn.clock import section
 from polydyn.debug import Level, show, verifying
-from polydyn.errors import InputError, PolydynError, planning
+from polydyn.errors import PolydynError, UnknownNameError, planning
 from polydyn.fusion.argsort import mark_argsorts
 from polydyn.fusion.attention import fuse_attention
 from polydyn.fusion.bands import fold_band_constants
@@ -135,7 +135,7 @@ def check_names(names: Collection[str]) -> frozenset[str]:
     names = {names} if isinstance(names, str) else names
     unknown = sorted(set(names) - set(NAMES))
     if unknown:
-        raise InputError(f"unknown pass: {', '.join(unknown)}", remedy=f"the passes are {', '.join(NAMES)}")
+        raise UnknownNameError(f"unknown pass: {', '.join(unknown)}", remedy=f"the passes are {', '.join(NAMES)}")
     return frozenset(names)
 
 

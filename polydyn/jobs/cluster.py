@@ -20,7 +20,7 @@ MAX_STARTS = 3
 """Maximum number of attempts to start the local workers."""
 
 
-class ClusterError(PolydynError):
+class ClusterError(PolydynError, RuntimeError):
     """The cluster is missing, or lost all its workers."""
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import polydyn
-from polydyn.errors import ArtifactError, InputError
+from polydyn.errors import ArtifactError, InputError, UnwritableError
 
 DONE, RUNNING, GONE = "done", "running", "gone"
 """Outcomes in addition to those of ``polydyn.jobs.work``. ``gone``: it was done, but its output no longer exists."""
@@ -66,7 +66,7 @@ class Ledger:
             db.executescript(_SCHEMA)
         except sqlite3.Error as e:
             raise ArtifactError(
-                f"the ledger {path} cannot be used ({e})", rule="one ledger per job file", remedy="move it away"
+                f"the ledger {path} cannot be used ({e})", rule="one ledger per job file", remedy="free space, move it"
             ) from e
         return cls(db, path)
 
@@ -147,7 +147,7 @@ def only_one(folder: Path) -> Iterator[None]:
         folder.mkdir(parents=True, exist_ok=True)
         lock = (folder / "lock").open("w")
     except OSError as e:
-        raise ArtifactError(f"cannot create {folder}: {e.strerror}", remedy="move the job file") from e
+        raise UnwritableError.of(folder, e) from e
     with lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

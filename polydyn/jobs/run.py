@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from polydyn.build.cache import digest, write_atomically
-from polydyn.errors import ArtifactError, PolydynError
+from polydyn.errors import ArtifactError, PolydynError, UnwritableError
 from polydyn.jobs.cluster import Cluster, Execute, open_cluster
 from polydyn.jobs.ledger import DONE, Ledger, folder_of, only_one
 from polydyn.jobs.report import write_report
@@ -297,7 +297,7 @@ class Batch:
             else:
                 _move(Path(folder) / "artifact", target)
         except OSError as e:
-            raise ArtifactError(f"cannot write {target}: {e.strerror}", remedy="choose a writable folder") from e
+            raise UnwritableError.of(target, e) from e
         if folder is not None:
             shutil.rmtree(folder, ignore_errors=True)
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from math import prod
 from typing import Any
 
-from polydyn.errors import InputError
+from polydyn.errors import InputError, UnknownNameError
 from polydyn.gpu.targets import special_runs
 from polydyn.runtime.expressions import decision_from_json
 from polydyn.runtime.plain_expressions import evaluate, symbols_of
@@ -166,7 +166,7 @@ def resolve_dims(manifest: Mapping[str, Any], dims: Mapping[str, int]) -> dict[s
     known = {s["symbol"]: f"axis {s['axis']} of '{s['input']}'" for s in manifest["symbols"]}
     for name, size in dims.items():
         if name not in known:
-            raise InputError(
+            raise UnknownNameError(
                 f"the program has no dim {name}", dim=name, remedy=f"its dims are {', '.join(known) or 'all constant'}"
             )
         if isinstance(size, bool) or not isinstance(size, int) or size < 0:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from polydyn.arguments import check_repeats, check_threads, checked_feeds, checked_out
-from polydyn.errors import InputError, PolydynError, UnsupportedError
+from polydyn.errors import InputError, PolydynError, UnknownNameError, UnsupportedError
 from polydyn.runtime.artifact import Artifact
 from polydyn.runtime.bound import BoundCall, reject_conversions
 from polydyn.runtime.fallback_step import other_runtime
@@ -266,7 +266,7 @@ class PartsProgram(Program):
         unknown = sorted(dims.keys() - self.symbols.keys())
         if unknown:
             remedy = f"dims: {', '.join(self.symbols)}"
-            raise InputError(f"the program has no dim '{unknown[0]}'", dim=unknown[0], remedy=remedy)
+            raise UnknownNameError(f"the program has no dim '{unknown[0]}'", dim=unknown[0], remedy=remedy)
         parts = [p.explain(**{s: n for s, n in dims.items() if s in p.symbols}) for p in self.parts]
         launches = tuple(x for e in parts for x in e.launches)
         notes = tuple(dict.fromkeys([*self.manifest["notes"], *(n for e in parts for n in e.notes)]))
@@ -296,7 +296,7 @@ def _copy_to(results: dict[str, Array], out: Mapping[str, Array]) -> dict[str, A
         result = results.get(name)
         if result is None:
             known = f"outputs: {', '.join(results)}"
-            raise InputError(f"the program has no output '{name}'", tensor=name, remedy=known)
+            raise UnknownNameError(f"the program has no output '{name}'", tensor=name, remedy=known)
         if not isinstance(target, np.ndarray) or target.dtype != result.dtype or target.shape != result.shape:
             required = f"an array of {result.dtype} and shape {result.shape}"
             raise InputError(f"out['{name}'] must be {required} in this call", tensor=name)

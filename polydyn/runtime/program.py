@@ -265,7 +265,7 @@ class Program:
         remedy = f"pass exactly {', '.join(f'{n}: {t}' for n, t in self.inputs.items()) or 'nothing'}"
         unknown = [n for n in feeds if n not in known]
         if unknown:
-            raise InputError(f"the program has no input '{unknown[0]}'", tensor=str(unknown[0]), remedy=remedy)
+            raise UnknownNameError(f"the program has no input '{unknown[0]}'", tensor=str(unknown[0]), remedy=remedy)
         missing = [n for n in known if n not in feeds]
         if missing:
             raise InputError(f"input '{missing[0]}' is missing", tensor=missing[0], remedy=remedy)
@@ -310,7 +310,7 @@ class Program:
         """Reject arrays in ``out`` that are unknown (``used`` of them are not), of a wrong layout, or share memory."""
         if used != len(out):
             name = next(n for n in out if n not in results)
-            raise InputError(
+            raise UnknownNameError(
                 f"the program has no output '{name}'", tensor=name, remedy=f"outputs: {', '.join(results)}"
             )
         strided = {name for _, name, _ in self._strided}

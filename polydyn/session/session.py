@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from polydyn.arguments import checked_mapping, checked_text, wrong_type
-from polydyn.errors import InputError, PolydynError, UnsupportedError
+from polydyn.errors import InputError, PolydynError, UnknownNameError, UnsupportedError
 from polydyn.program_cache import cached_program
 from polydyn.runtime.artifact import ZIP, is_artifact
 from polydyn.runtime.opening import load
@@ -189,7 +189,7 @@ class InferenceSession(Refusing):
             if not isinstance(name, str):
                 wrong_type("a name in output_names", name, f"names, as in {known}")
             if name not in known:
-                raise InputError(f"the model has no output '{name}'", tensor=name, remedy=f"{', '.join(known)}")
+                raise UnknownNameError(f"the model has no output '{name}'", tensor=name, remedy=f"{', '.join(known)}")
         return names
 
     def _array(self, name: str, value: Any) -> Any:

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from polydyn.arguments import check_repeats, checked_feeds, checked_integer, checked_out
-from polydyn.errors import InputError
+from polydyn.errors import InputError, UnknownNameError
 from polydyn.runtime.artifact import Artifact
 from polydyn.runtime.bound import reject_conversions
 from polydyn.runtime.cuda.array import DeviceArray
@@ -414,7 +414,8 @@ class Call:
         unknown = [n for n in self._out if n not in self._targets]
         if unknown:
             names = ", ".join(self._targets)
-            raise InputError(f"the program has no output '{unknown[0]}'", tensor=unknown[0], remedy=f"outputs: {names}")
+            text = f"the program has no output '{unknown[0]}'"
+            raise UnknownNameError(text, tensor=unknown[0], remedy=f"outputs: {names}")
         if not self._out:
             return
         host_in = {n: a for n, a in self._arrays.items() if isinstance(a, np.ndarray)}
