@@ -18,6 +18,11 @@ if sys.platform != "linux":
     )
 
 if TYPE_CHECKING:
+    from polydyn import backend as backend
+    from polydyn import errors as errors
+    from polydyn import explore as explore
+    from polydyn import extend as extend
+    from polydyn import session as session
     from polydyn.backends.options import Options as Options
     from polydyn.errors import PolydynError as PolydynError
     from polydyn.measure import tune as tune
@@ -50,6 +55,8 @@ _LAZY = {
 }
 """Maps a public name to its module, imported at first use: loading a saved program needs only numpy."""
 
+_MODULES = ("backend", "errors", "explore", "extend", "session")
+"""Modules that are imported at first use."""
 
 __all__ = [
     "InferenceSession", "Options", "OrtValue", "PolydynError", "Program", "RunOptions", "SessionOptions", "Sizes",
@@ -58,17 +65,15 @@ __all__ = [
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    return sorted({*globals(), *__all__, *_MODULES})
 
 
 def __getattr__(name: str) -> Any:
     from importlib import import_module
 
-    if name == "backend":
-        return import_module("polydyn.backend")
-    if name not in _LAZY:
+    if name not in _LAZY and name not in _MODULES:
         raise AttributeError(f"module 'polydyn' has no attribute {name!r}")
     from polydyn.errors import needing_packages
 
     with needing_packages(f"polydyn.{name}"):
-        return getattr(import_module(_LAZY[name]), name)
+        return import_module(f"polydyn.{name}") if name in _MODULES else getattr(import_module(_LAZY[name]), name)
