@@ -13,9 +13,10 @@ from polydyn.build.cache import writable
 from polydyn.cli.group import main
 from polydyn.cli.machine import CompileSettings, as_json, of_machine
 from polydyn.cli.output import answer
-from polydyn.cli.progress import working
+from polydyn.cli.progress import compiling
 from polydyn.compiler import plan_program
 from polydyn.errors import DebugError, InputError, UnwritableError
+from polydyn.logs import reporting
 from polydyn.runtime.artifact import is_artifact
 
 
@@ -51,7 +52,7 @@ def _stages(model: str, output: Path, settings: CompileSettings) -> None:
     before = os.environ.get("POLYDYN_DUMP_DIR")
     os.environ["POLYDYN_DUMP_DIR"] = str(output)
     try:
-        with working(f"compiling {model}"):
+        with compiling(f"compiling {Path(model).name}") as report, reporting(report):
             plan_program(model, **settings.arguments)
     finally:
         os.environ.pop("POLYDYN_DUMP_DIR")

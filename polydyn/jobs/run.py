@@ -26,6 +26,7 @@ from polydyn.jobs.ledger import DONE, Ledger, folder_of, only_one
 from polydyn.jobs.report import write_report
 from polydyn.jobs.spec import Job, read_jobs
 from polydyn.jobs.work import execute
+from polydyn.logs import note
 from polydyn.program_key import code_digest, external_files, model_digest
 from polydyn.search.records import Records
 
@@ -198,6 +199,7 @@ class Batch:
         """Record that a step is finished; compilations that waited for it may start."""
         self.state = replace(self.state, **{outcome: getattr(self.state, outcome) + 1})
         self.say(f"[{self.state.ended}/{self.state.steps}] {step.name}: {line}", self.state)
+        note("jobs", "%s: %s", step.name, line)
         if step.kind != "tune":
             return
         path = _records(step.job)

@@ -14,6 +14,7 @@ from polydyn.errors import Declined
 from polydyn.graph.dynamic import Symbols
 from polydyn.graph.expand import import_model
 from polydyn.graph.importer import ModelLike
+from polydyn.logs import note
 from polydyn.measure.cpu import CpuTuningBackend, tasks_of
 from polydyn.measure.cuda import CudaTuningBackend
 from polydyn.measure.placed import PlacedTask, Seen
@@ -124,6 +125,8 @@ def tune(
                 continue
             opened.put([search_record(search, task)])
             seconds = time.monotonic() - begin
+            note("tune", "group %d of %d, %s: %.2f times as fast as without", number, len(tasks), placed.label,
+                 search.gain or 1.0)  # fmt: skip
             group = TunedGroup(placed.label, len(search.tiles), binaries, measured, seconds, search.source)
             done.append(replace(group, gain=search.gain))
     return done + [TunedGroup(label, 0, 0, 0, 0.0, "", reason) for label, reason in backend.declined.items()]

@@ -285,7 +285,7 @@ def test_a_changed_source_has_another_key(tmp_path: Path, monkeypatch: pytest.Mo
     """Also if its size and time of modification are as before, and the cache keeps the hash of the old state."""
     monkeypatch.setattr(program_key, "SETTLED_NS", -1)
     monkeypatch.setenv("POLYDYN_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(program_key.polydyn, "__file__", str(tmp_path / "__init__.py"))
+    monkeypatch.setattr(program_key, "Path", lambda _: tmp_path / "__init__.py")
     source = tmp_path / "a.py"
     found = []
     for text in ("a = 1", "a = 2", "a = 2"):
@@ -302,7 +302,7 @@ def test_a_changed_source_has_another_key(tmp_path: Path, monkeypatch: pytest.Mo
 def test_the_hash_of_sources_is_read_from_the_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(program_key, "SETTLED_NS", -1)
     monkeypatch.setenv("POLYDYN_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(program_key.polydyn, "__file__", str(tmp_path / "__init__.py"))
+    monkeypatch.setattr(program_key, "Path", lambda _: tmp_path / "__init__.py")
     (tmp_path / "a.py").write_text("a = 1")
     program_key._sources.cache_clear()
     right = program_key._sources()[0]
