@@ -37,6 +37,7 @@ from polydyn.lowering.handmade import (
     written_kernel,
 )
 from polydyn.lowering.pack import pack
+from polydyn.runtime.tables import counted
 from polydyn.schedules.group.polyhedra import read_accesses
 from polydyn.schedules.handmade.document import Source, Written, file_text, read_schedules
 from polydyn.schedules.handmade.draft import Draft
@@ -282,7 +283,7 @@ class Schedule:
     # -- results -----------------------------------------------------------------------------------------------------
 
     def __repr__(self) -> str:
-        return str(self)
+        return f"<Schedule of {self.group.label}: {counted(len(self.steps), 'step')}>"
 
     def __str__(self) -> str:
         lines = [f"s = group.schedule()  # {self.group.label}", *(f"s = s.{self._shown(x)}" for x in self.steps)]

@@ -19,6 +19,7 @@ from polydyn.measure.cpu import CpuTuningBackend, tasks_of
 from polydyn.measure.cuda import CudaTuningBackend
 from polydyn.measure.placed import PlacedTask, Seen
 from polydyn.measure.tuning_backend import SearchSettings, TuningBackend
+from polydyn.runtime.tables import Table
 from polydyn.search.backbone import Problem
 from polydyn.search.outcomes import declined_record, search_record
 from polydyn.search.records import Records
@@ -85,7 +86,7 @@ def tune(
     seen: Sequence[Seen] = (),
     symbols: Symbols | None = None,
     report: Callable[[Progress], None] | None = None,
-) -> list[TunedGroup]:
+) -> Table[TunedGroup]:
     """Tune every group of a model that has sizes to choose, and add the measurements to a record file.
 
     The measurements run on this machine, or on the device of a CUDA target (``$POLYDYN_LIBCUDA``). If there is no such
@@ -129,4 +130,5 @@ def tune(
                  search.gain or 1.0)  # fmt: skip
             group = TunedGroup(placed.label, len(search.tiles), binaries, measured, seconds, search.source)
             done.append(replace(group, gain=search.gain))
-    return done + [TunedGroup(label, 0, 0, 0, 0.0, "", reason) for label, reason in backend.declined.items()]
+    declined = [TunedGroup(label, 0, 0, 0, 0.0, "", reason) for label, reason in backend.declined.items()]
+    return Table(done + declined, "tuned", "group")

@@ -17,6 +17,7 @@ from polydyn.gpu.targets import special_runs
 from polydyn.runtime.expressions import decision_from_json
 from polydyn.runtime.plain_expressions import evaluate, symbols_of
 from polydyn.runtime.symbols import THREADS, holds
+from polydyn.runtime.tables import counted, fields_of, frame, html_table, html_text, shown
 from polydyn.schedules.decision import Decision, choose, cost
 from polydyn.schedules.decision import explain as explain_decision
 from polydyn.shapes.sizes import Sizes
@@ -98,7 +99,18 @@ class Explanation:
         title = "\n".join([self._title(), *(f"{name}: compiled for {sizes}" for name, sizes in self.sizes.items())])
         return f"{title}\n\n{text_table(heading, rows)}"
 
-    __repr__ = __str__
+    def __repr__(self) -> str:
+        return f"<Explanation of {self._title()}>"
+
+    def _repr_html_(self) -> str:
+        names = ("launch", "kernel", "wave", "tasks", "threads", "choices", "MFLOP", "MB")
+        rows = [(x.label, x.kernel, str(x.wave), str(x.tasks), str(x.threads), shown(x.choices), f"{x.flops / 1e6:.3f}",
+                 f"{x.bytes / 1e6:.3f}") for x in self.launches]  # fmt: skip
+        return html_table(self._title(), names, rows) + html_text("sizes, scratch and reasons", self.details())
+
+    def to_pandas(self) -> Any:
+        """Return a ``pandas.DataFrame`` with a row per launch. MissingPackageError: pandas is not installed."""
+        return frame([fields_of(x) for x in self.launches])
 
     def details(self) -> str:
         """Return the table, for every launch its sizes, scratch and reasons, and the kinds of kernels that declined."""
@@ -124,8 +136,8 @@ class Explanation:
         dims = ", ".join(f"{k}={v}" for k, v in self.dims.items()) or "no dynamic dims"
         running = sum(x.tasks > 0 for x in self.launches)
         return (
-            f"{self.name or 'model'} at {dims}, {self.threads} thread{'s' * (self.threads != 1)}: "
-            f"{running} launches of {len(self.kernels)} kernels in {len(self.waves)} waves, "
+            f"{self.name or 'model'} at {dims}, {counted(self.threads, 'thread')}: {counted(running, 'launch')} of "
+            f"{counted(len(self.kernels), 'kernel')} in {counted(len(self.waves), 'wave')}, "
             f"{sum(x.flops for x in self.launches) / 1e6:.2f} MFLOP"
         )
 

@@ -20,12 +20,13 @@ from polydyn.runtime.artifact import Artifact
 from polydyn.runtime.bound import BoundCall, reject_conversions
 from polydyn.runtime.fallback_step import other_runtime
 from polydyn.runtime.frames import Frame, Layout
-from polydyn.runtime.launch_times import LaunchTime, launch_times
+from polydyn.runtime.launch_times import LaunchTime, launch_times, times_table
 from polydyn.runtime.native import NativeOfParts, address_of, failure
 from polydyn.runtime.plain_expressions import Expression, evaluate
 from polydyn.runtime.program import Array, Program, numpy_dtype
 from polydyn.runtime.sequence import STOP_PYTHON
 from polydyn.runtime.sharing import reject_sharing
+from polydyn.runtime.tables import Table
 
 if TYPE_CHECKING:
     from polydyn.runtime.explain import Explanation
@@ -178,7 +179,7 @@ class PartsProgram(Program):
     def _new_times(self) -> Array:
         return np.zeros(sum(map(self._count, self._order)), np.int64)
 
-    def _rows(self, frame: Frame, times: Array) -> list[LaunchTime]:
+    def _rows(self, frame: Frame, times: Array) -> Table[LaunchTime]:
         """Return the launches and steps of a call, with their times."""
         infos = [self._native.launch(frame.handle, k) for k in range(len(times))]
         return launch_times(infos, [times.tolist()])
@@ -248,7 +249,7 @@ class PartsProgram(Program):
         """Return the input shapes of the calls, from the first part."""
         return self._parts[0].shapes_seen() if self._parts else []
 
-    def profile(self, feeds: Mapping[str, Any], repeats: int = 5) -> list[LaunchTime]:
+    def profile(self, feeds: Mapping[str, Any], repeats: int = 5) -> Table[LaunchTime]:
         """Return the time of every launch and of every host step, in execution order; see ``Program.profile``."""
         check_repeats(repeats)
         calls: list[list[LaunchTime]] = []
@@ -259,7 +260,7 @@ class PartsProgram(Program):
         from statistics import median  # its import takes longer than opening a program
 
         times = [round(median(c[k].nanoseconds for c in calls[1:])) for k in range(len(calls[0]))]
-        return [replace(r, nanoseconds=t) for r, t in zip(calls[0], times, strict=True)]
+        return times_table(replace(r, nanoseconds=t) for r, t in zip(calls[0], times, strict=True))
 
     def explain(self, /, **dims: int) -> Explanation:
         """Explain every launch at a shape; data-dependent sizes are given by name, see ``symbols``."""

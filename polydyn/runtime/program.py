@@ -22,6 +22,7 @@ from polydyn.runtime.plain_expressions import evaluate
 from polydyn.runtime.shapes_log import write_log
 from polydyn.runtime.sharing import reject_sharing, surely_apart
 from polydyn.runtime.spans import Span, reject_trace, shortest
+from polydyn.runtime.tables import Table, program_html, program_line
 
 if TYPE_CHECKING:
     from polydyn.clock import Timing
@@ -81,6 +82,12 @@ class Program:
 
     def _open_library(self, artifact: Artifact) -> Native:
         return Native(artifact)
+
+    def __repr__(self) -> str:
+        return program_line(self)
+
+    def _repr_html_(self) -> str:
+        return program_html(self)
 
     # -- running -----------------------------------------------------------------------------------------------------
 
@@ -424,7 +431,7 @@ class Program:
         """Write ``shapes_seen()`` as JSON, for ``polydyn tune --from-log``."""
         write_log(path, self.shapes_seen())
 
-    def profile(self, feeds: Mapping[str, Any], repeats: int = 5) -> list[LaunchTime]:
+    def profile(self, feeds: Mapping[str, Any], repeats: int = 5) -> Table[LaunchTime]:
         """Return the time of every launch (median over ``repeats`` calls after a warm-up call), in execution order."""
         check_repeats(repeats)
         with self._context() as context:
@@ -435,7 +442,7 @@ class Program:
             infos = [context.launch(k) for k in range(count)]
         return launch_times(infos, times)
 
-    def trace(self, feeds: Mapping[str, Any], repeats: int = 5) -> list[Span]:
+    def trace(self, feeds: Mapping[str, Any], repeats: int = 5) -> Table[Span]:
         """Return the work of each thread over time, ordered by begin, from the fastest of ``repeats`` calls after a
         warm-up call. Launches of a wave run in parallel, as in ``run``.
 

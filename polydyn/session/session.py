@@ -84,6 +84,12 @@ class InferenceSession(Refusing):
         self._model_path = str(path_or_bytes) if isinstance(path_or_bytes, (str, os.PathLike)) else None  # for optimum
         self._open(providers if providers is not None else self._options.providers or None, provider_options)
 
+    def __repr__(self) -> str:
+        return f"<InferenceSession of {self.program!r}>"
+
+    def _repr_html_(self) -> str:
+        return self.program._repr_html_()
+
     def _open(self, providers: Sequence[Provider] | None, options: Sequence[Mapping[str, Any]] | None) -> None:
         self._provider, self._provider_options, target = choose_provider(providers, options)
         saved = _saved(self._model)

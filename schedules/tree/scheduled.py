@@ -89,6 +89,10 @@ class Scheduled:
     padded: frozenset[str] = frozenset()
     clips: tuple[Clip, ...] = ()
 
+    def __repr__(self) -> str:
+        loops = dict.fromkeys(k.coord for x in self.map.views.values() for k in x.loops)
+        return f"<Scheduled {self.group.name}: {len(self.map.views)} statements, loops {', '.join(loops) or 'none'}>"
+
     def view(self, statement: str) -> View:
         """Return a statement in tile space. ScheduleError: there is none of that name."""
         if statement not in self.map.views:

@@ -26,6 +26,7 @@ from polydyn.runtime.launch_times import LaunchTime, launch_times
 from polydyn.runtime.native import DTYPE_CODES
 from polydyn.runtime.program import Program, numpy_dtype
 from polydyn.runtime.sharing import reject_folded, reject_sharing
+from polydyn.runtime.tables import Table
 
 Array = npt.NDArray[Any]
 
@@ -261,7 +262,7 @@ class CudaProgram(Program):
             sums |= {"choices": sum(c.choices() for c in contexts)}
             return super().counters | sums | {"graph_bytes": sums["graph_nodes"] * NODE_BYTES}
 
-    def profile(self, feeds: Mapping[str, Any], repeats: int = 5) -> list[LaunchTime]:
+    def profile(self, feeds: Mapping[str, Any], repeats: int = 5) -> Table[LaunchTime]:
         """Return the device time of every launch (median over ``repeats`` calls after a warm-up call), in order."""
         check_repeats(repeats)
         session = self.session
