@@ -22,7 +22,7 @@ import polydyn
 
 COMMANDS = {
     "batch": ("batch", "Run offline jobs from a YAML or JSON file."),
-    "bench": ("compare", "Compare the time of MODEL with other runtimes."),
+    "bench": ("bench", "Compare the time of MODEL with other runtimes."),
     "cache": ("cache", "Show or empty the cache of compiled code."),
     "compare": ("compare", "Compare the outputs and times of two programs."),
     "compile": ("programs", "Compile MODEL into an artifact."),

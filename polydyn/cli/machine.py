@@ -13,7 +13,7 @@ import click
 from click.shell_completion import CompletionItem
 
 from polydyn.backends.options import BF16, TF32X3, Options
-from polydyn.cli.parsing import dim_sizes, named_axes
+from polydyn.cli.parsing import dim_sizes, named_axes, sizes
 from polydyn.errors import InputError
 from polydyn.onnx_runtime import FALLBACK
 from polydyn.schedules.handmade.document import read_schedules
@@ -188,4 +188,6 @@ def of_machine(f: Callable[..., Any]) -> Callable[..., Any]:
     return wrapped
 
 
+SHAPES = click.option("--shape", "shapes", type=sizes, metavar="B=1,L=8", required=True, multiple=True,
+                      help="Sizes for generated inputs; may be repeated.")  # fmt: skip
 as_json = click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")

@@ -5,6 +5,7 @@ Everything comes from the manifest, so a loaded artifact can be explained withou
 
 from __future__ import annotations
 
+import os
 import shutil
 import sys
 from collections.abc import Mapping, Sequence
@@ -97,7 +98,7 @@ class Explanation:
             for x in self.launches
         ]  # fmt: skip
         title = "\n".join([self._title(), *(f"{name}: compiled for {sizes}" for name, sizes in self.sizes.items())])
-        return f"{title}\n\n{text_table(heading, rows)}"
+        return f"{title}\n\n{text_table(heading, rows, optional=OPTIONAL)}"
 
     def __repr__(self) -> str:
         return f"<Explanation of {self._title()}>"
@@ -148,26 +149,51 @@ def _some(labels: Sequence[str]) -> str:
     return ", ".join(labels[:SHOWN_LABELS]) + f" and {more} more" * (more > 0)
 
 
+OPTIONAL = ("FLOP/byte", "MB", "wave", "launch choices", "MFLOP")
+"""Columns of an explanation that a narrow terminal does not show, in the order in which they are left out."""
 MIN_LABEL = 16
 """Minimum characters of a label that is cut to fit a terminal."""
 
 
-def text_table(heading: Sequence[str], rows: Sequence[Sequence[str]], width: int = 60) -> str:
-    """Format columns of text: the first two left-aligned, the others right; long labels are cut at the start. On a
-    terminal, labels become as short as its width demands, down to ``MIN_LABEL`` characters."""
-    every = [heading, *rows]
-    if sys.stdout.isatty():
-        longest = [max(map(len, column)) for column in zip(*every, strict=True)]
-        columns = shutil.get_terminal_size().columns
-        while width > MIN_LABEL and sum(min(n, width) + 2 for n in longest) - 2 > columns:
-            width -= 1
-    cut = [[c if len(c) <= width else "…" + c[-width + 1 :] for c in row] for row in every]
+def text_table(
+    heading: Sequence[str], rows: Sequence[Sequence[str]], width: int = 60, optional: Sequence[str] = ()
+) -> str:
+    """Format columns of text: the first two left-aligned, the others right; long labels are cut at the start.
+
+    On a terminal, labels become as short as its width demands, down to ``MIN_LABEL`` characters; then the ``optional``
+    columns are left out one by one, and a last line names them.
+    """
+    columns, left_out = terminal_width(), list[str]()
+    while columns and width > MIN_LABEL and _width(heading, rows, width) > columns:
+        width -= 1
+    for name in optional:
+        if not columns or _width(heading, rows, width) <= columns:
+            break
+        kept = [k for k, h in enumerate(heading) if h != name]
+        heading, rows = [heading[k] for k in kept], [[row[k] for k in kept] for row in rows]
+        left_out.append(name)
+    cut = [[_cut(c, width) for c in row] for row in [heading, *rows]]
     widths = [max(map(len, column)) for column in zip(*cut, strict=True)]
     lines = [
         "  ".join(c.ljust(w) if i < 2 else c.rjust(w) for i, (c, w) in enumerate(zip(row, widths, strict=True)))
         for row in cut
     ]
-    return "\n".join([lines[0].rstrip(), "-" * len(lines[0]), *(line.rstrip() for line in lines[1:])])
+    note = [f"a wider terminal also shows {', '.join(left_out)}"] if left_out else []
+    return "\n".join([lines[0].rstrip(), "-" * len(lines[0]), *(line.rstrip() for line in lines[1:]), *note])
+
+
+def terminal_width() -> int:
+    """Return the columns of the terminal, or those of the variable COLUMNS; 0 if the output is not for a terminal."""
+    return shutil.get_terminal_size().columns if sys.stdout.isatty() or os.environ.get("COLUMNS") else 0
+
+
+def _width(heading: Sequence[str], rows: Sequence[Sequence[str]], width: int) -> int:
+    longest = [max(map(len, column)) for column in zip(heading, *rows, strict=True)]
+    return sum(min(n, width) + 2 for n in longest) - 2
+
+
+def _cut(text: str, width: int) -> str:
+    return text if len(text) <= width else "…" + text[-width + 1 :]
 
 
 def resolve_dims(manifest: Mapping[str, Any], dims: Mapping[str, int]) -> dict[str, int]:

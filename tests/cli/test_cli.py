@@ -273,3 +273,15 @@ def test_standard_output_on_a_full_disk(words: list[str]) -> None:
     assert done.returncode == 1
     assert done.stderr.splitlines()[0] == "error (OSError): No space left on device" and "remedy: " in done.stderr
     assert "Traceback" not in done.stderr and "Exception" not in done.stderr
+
+
+def test_a_narrow_terminal_leaves_out_columns_that_are_optional(monkeypatch: pytest.MonkeyPatch) -> None:
+    heading, row = ("kernel", "label", "us", "MB", "MFLOP"), ("k" * 40, "l" * 40, "1" * 10, "2" * 10, "3" * 10)
+    monkeypatch.setenv("COLUMNS", "60")
+    text = text_table(heading, [row], optional=("MB", "MFLOP", "us"))
+    assert max(map(len, text.splitlines())) <= 60 and "MB" not in text.splitlines()[0] and "us" in text.splitlines()[0]
+    assert text.splitlines()[-1] == "a wider terminal also shows MB"
+    monkeypatch.setenv("COLUMNS", "200")
+    assert "a wider" not in text_table(heading, [row], optional=("MB", "MFLOP", "us"))
+    monkeypatch.delenv("COLUMNS")
+    assert max(map(len, text_table(heading, [row], optional=("MB",)).splitlines())) > 110
