@@ -22,7 +22,7 @@ from polydyn.runtime.plain_expressions import evaluate
 from polydyn.runtime.shapes_log import write_log
 from polydyn.runtime.sharing import reject_sharing, surely_apart
 from polydyn.runtime.spans import Span, reject_trace, shortest
-from polydyn.runtime.tables import Table, program_html, program_line
+from polydyn.runtime.tables import Table
 
 if TYPE_CHECKING:
     from polydyn.clock import Timing
@@ -84,9 +84,13 @@ class Program:
         return Native(artifact)
 
     def __repr__(self) -> str:
+        from polydyn.runtime.views import program_line  # loads the decisions of the schedules
+
         return program_line(self)
 
     def _repr_html_(self) -> str:
+        from polydyn.runtime.views import program_html
+
         return program_html(self)
 
     # -- running -----------------------------------------------------------------------------------------------------

@@ -6,10 +6,7 @@ Standard library only, because ``polydyn.load`` imports this.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
-
-if TYPE_CHECKING:
-    from polydyn.runtime.program import Program
+from typing import Any, TypeVar
 
 T = TypeVar("T")
 MAX_ROWS = 200
@@ -97,26 +94,3 @@ def html_table(title: str, heading: Sequence[str], rows: Iterable[Sequence[str]]
 def html_text(title: str, text: str) -> str:
     """Return a title and a text of fixed width as HTML, which opens by a click."""
     return f"<details><summary><b>{escaped(title)}</b></summary><pre>{escaped(text)}</pre></details>"
-
-
-def program_line(program: Program) -> str:
-    """Return a program in one line: name, launches, kernels, target, dims with their sizes."""
-    from polydyn.runtime.explain import declared
-
-    m = program.manifest
-    sizes = {n: z.range_text() for n, z in declared(m).items()}
-    dims = [f"{s}={sizes[s]}" if s in sizes else s for s in program.symbols if s in sizes or not s[-1].isdigit()]
-    dims = dims or list(program.symbols)
-    launches, kernels = counted(len(program.launches), "launch"), counted(program.kernel_count, "kernel")
-    what = f"{launches} of {kernels}, {m['target']}, {counted(program.threads, 'thread')}"
-    return f"<Program {m['name'] or 'model'}: {', '.join([what, *dims])}>"
-
-
-def program_html(program: Program) -> str:
-    """Return a program as HTML: its inputs and outputs as a table, guards and launches by a click."""
-    rows = [(kind, n, t) for kind, x in (("input", program.inputs), ("output", program.outputs)) for n, t in x.items()]
-    lists = {"guards, checked on every call": program.guards, "launches": program.launches,
-             "notes": list(program.manifest["notes"])}  # fmt: skip
-    texts = [html_text(f"{name} ({len(lines)})", "\n".join(lines)) for name, lines in lists.items() if lines]
-    weights = f"{program.weight_bytes / 1e6:.1f} MB of weights"
-    return html_table(f"{program_line(program)[1:-1]}, {weights}", ("", "name", "type"), rows) + "".join(texts)
