@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from importlib.util import find_spec
 from typing import Any
 
 from polydyn.errors import PolydynError, UnsupportedError
@@ -52,11 +53,16 @@ class Cluster:
                 raise ClusterError("the cluster has no workers", remedy="start workers, then call batch again")
         return self._slots
 
-    def begin(self) -> None:
-        """Connect on the first call. UnsupportedError: Dask is not installed. ClusterError: there is no answer."""
+    def begin(self) -> str:
+        """Connect on the first call, and return a line with the address of Dask's dashboard; "" on later calls.
+
+        UnsupportedError: Dask is not installed. ClusterError: there is no answer.
+        """
         if self._client is None:
             self._client = self._begin()
             self._last = time.monotonic()
+            return _dashboard(self._client)
+        return ""
 
     def submit(self, token: int, execute: Execute, request: dict[str, Any]) -> None:
         """Send a step to a worker; call ``begin`` first. Its answer has the same ``token``."""
@@ -86,6 +92,15 @@ class Cluster:
         if self._client.status != "running":
             raise ClusterError("the scheduler was lost", remedy="start it, and call batch again: it continues")
         return sum(self._client.nthreads().values())
+
+
+def _dashboard(client: Any) -> str:
+    """Return a line about Dask's dashboard, which draws its pages with bokeh."""
+    link = getattr(client, "dashboard_link", None)
+    if not link:
+        return ""
+    drawn = "" if find_spec("bokeh") else " (its pages need the package bokeh on the scheduler)"
+    return f"dashboard: {link}{drawn}"
 
 
 @contextmanager

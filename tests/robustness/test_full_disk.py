@@ -14,6 +14,8 @@ from click.testing import CliRunner, Result
 import polydyn
 from polydyn.cli import main
 from polydyn.cli.group import COMMANDS
+from polydyn.jobs.ledger import Ledger, folder_of
+from polydyn.search.records import Records
 from tests.support.tiny import model, node
 
 WRITING = {
@@ -55,10 +57,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("in")
     onnx.save(model([node("Relu", "x", "y")], {"x": ("float32", ["N", 4])}, ["y"]), str(path / "m.onnx"))
     polydyn.compile(path / "m.onnx").save(path / "m.polydyn")
-    polydyn.tune(path / "m.onnx", path / "r.db", trials=1, threads=1)
+    Records.open(path / "r.db").close()
     (path / "jobs.yaml").write_text("jobs: [{model: m.onnx, output: m.polydyn}]\n")
-    from polydyn.jobs.ledger import Ledger, folder_of
-
     (path / "jobs.yaml.batch").mkdir()
     ledger = Ledger.open(folder_of(path / "jobs.yaml") / "ledger.db")
     ledger.end(ledger.begin(ledger.begin_run("1 local"), "m.polydyn", "", 1), {"outcome": "failed", "error": "x"})

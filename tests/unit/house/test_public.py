@@ -109,3 +109,18 @@ def test_every_kind_of_file_is_in_the_wheel() -> None:
     folders = [ROOT / "polydyn", ROOT / "schedules", ROOT / "codegen"]
     files = [f for folder in folders for f in folder.rglob("*") if f.is_file() and "__pycache__" not in f.parts]
     assert {f.name if f.name in packed else f.suffix for f in files} <= packed
+
+
+def test_the_metadata_of_the_package_is_complete_and_invents_nothing() -> None:
+    config = configparser.ConfigParser()
+    config.read(ROOT / "setup.cfg")
+    data = config["metadata"]
+    assert data["author"] == "polydyn developers" and data["version"] == polydyn.__version__
+    assert not {"url", "project_urls", "download_url", "author_email"} & {*data}, "there are none yet"
+    classifiers = data["classifiers"].split("\n")[1:]
+    assert classifiers == sorted(classifiers) and "Typing :: Typed" in classifiers
+    assert (ROOT / "polydyn" / "py.typed").exists() and len(data["keywords"].split("\n")) > 4
+    tested = re.search(r"VERSIONS = \((.*)\)", (ROOT / "tests/cli/test_release.py").read_text())
+    assert tested is not None
+    named = [c.rpartition(" ")[2] for c in classifiers if re.fullmatch(r".*Python :: 3\.\d+", c)]
+    assert named == re.findall(r"[\d.]+", tested[1]) and config["options"]["python_requires"] == f">={named[0]}"
