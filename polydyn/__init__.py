@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import sys
 import time
-from typing import TYPE_CHECKING, Any
+
+TYPE_CHECKING = False  # type checkers know this name; ``typing`` takes longer to import than this module
 
 if sys.platform != "linux":
     raise ImportError(
@@ -68,12 +69,14 @@ def __dir__() -> list[str]:
     return sorted({*globals(), *__all__, *_MODULES})
 
 
-def __getattr__(name: str) -> Any:
-    from importlib import import_module
+if not TYPE_CHECKING:  # a type checker reports names that polydyn does not have
 
-    if name not in _LAZY and name not in _MODULES:
-        raise AttributeError(f"module 'polydyn' has no attribute {name!r}")
-    from polydyn.errors import needing_packages
+    def __getattr__(name: str) -> object:
+        from importlib import import_module
 
-    with needing_packages(f"polydyn.{name}"):
-        return import_module(f"polydyn.{name}") if name in _MODULES else getattr(import_module(_LAZY[name]), name)
+        if name not in _LAZY and name not in _MODULES:
+            raise AttributeError(f"module 'polydyn' has no attribute {name!r}")
+        from polydyn.errors import needing_packages
+
+        with needing_packages(f"polydyn.{name}"):
+            return import_module(f"polydyn.{name}") if name in _MODULES else getattr(import_module(_LAZY[name]), name)

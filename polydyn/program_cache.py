@@ -11,7 +11,7 @@ import os
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from polydyn.arguments import check_threads, checked_flag, checked_path, checked_text
+from polydyn.arguments import check_threads, checked_flag, checked_path, checked_report, checked_text
 from polydyn.backends.options import Options
 from polydyn.clock import measuring, section, timed
 from polydyn.debug import is_observed
@@ -94,7 +94,7 @@ def compile(
         {} if symbols is None else symbols,
         read_schedules(schedules if isinstance(schedules, Iterable) else [schedules]),
     )
-    with reporting(report):
+    with reporting(checked_report(report)):
         if checked_flag(cache, "cache"):
             return cached_program(model, arguments, threads=threads, start=start)
         if start == "quick":

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from polydyn.arguments import checked_report
 from polydyn.backends import Options, target_of
 from polydyn.build.features import available_cores
 from polydyn.errors import Declined
@@ -99,6 +100,7 @@ def tune(
     ratio. ``threads``: number of CPU threads. ``symbols``: as for ``polydyn.compile``. Raises PolydynError, see
     ``polydyn.errors``.
     """
+    checked_report(report)
     options = options or Options()
     row = strategy_of(options.strategy)
     backend = TUNING_BACKENDS[target_of(target, options).machine](target, threads or available_cores())

@@ -82,6 +82,8 @@ def calls(method: Callable[..., Any], fitting: Mapping[str, Any]) -> list[tuple[
     out: list[tuple[str, Callable[[], Any]]] = []
     for parameter in every:
         for wrong in WRONG:
+            if parameter.name == "report" and callable(wrong):
+                continue  # a function of the caller, whose errors are the caller's
             values = {p.name: wrong if p is parameter else fitting.get(p.name, p.default) for p in every}
             named = {p.name: values[p.name] for p in every if p.kind == p.KEYWORD_ONLY and values[p.name] is not EMPTY}
             placed = [values[p.name] for p in every if p.kind != p.KEYWORD_ONLY]

@@ -1,4 +1,4 @@
-"""A user's file under type checkers: every public name has a type, and a wrong argument is an error."""
+"""A user's file under type checkers: every public name has a type, and a wrong argument or name is an error."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ CALLS = [
     'explore.groups("m")', 'explore.groups("m")[0].schedule()', 'explore.groups("m")[0].compiled()',
     "polydyn.Options().without", "polydyn.Sizes(1, 8).multiple",
 ]  # fmt: skip
-WRONG = 'polydyn.compile("m", thread=3)'
+WRONG = 'polydyn.compile("m", thread=3)\npolydyn.compil\n'
 HEAD = "import polydyn\nfrom polydyn import explore\nfrom typing_extensions import reveal_type\n"
 CHECKERS = ["mypy", *(["pyright"] if shutil.which("pyright") else [])]
 """pyright is no package of the extra [test]; where it is installed it checks too."""
@@ -45,4 +45,4 @@ def test_public_names_have_types(checker: str, tmp_path: Path) -> None:
     untyped = [x for x, t in zip([*NAMES, *CALLS], types, strict=True) if t in ("Any", "Unknown") or "Unknown" in t]
     assert untyped == []
     errors = [x for x in lines if re.search(r"\berror: |- error", x)]
-    assert len(errors) == 1 and "thread" in errors[0], errors
+    assert len(errors) == 2 and "thread" in errors[0] and "compil" in errors[1], errors
