@@ -119,6 +119,8 @@ def cached_program(
         key = _key(model, arguments)
         program = stored_program(key, threads=threads) if key else None
         note("cache", _SAID[bool(key), program is not None], key[:12])
+        if program is not None and program.manifest.get("dims"):
+            _warn(program)
         if program is None and start == "quick":
             return _quick(model, arguments, threads, key)
         if program is None:
@@ -127,6 +129,16 @@ def cached_program(
                 store_program(program, key)
     program.timing = clock.timing()
     return program
+
+
+def _warn(program: Program) -> None:
+    """Repeat the warnings of the compilation about ranges that the model refuses."""
+    from polydyn.runtime.explain import refused_sizes
+
+    for sentence in refused_sizes(program.manifest).values():
+        from logging import getLogger
+
+        getLogger("polydyn").warning(sentence)
 
 
 def check_start(start: str) -> str:

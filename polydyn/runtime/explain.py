@@ -244,18 +244,29 @@ def _with_equations(manifest: Mapping[str, Any], dims: Mapping[str, int]) -> dic
 
 
 def refused_sizes(manifest: Mapping[str, Any]) -> dict[str, str]:
-    """Return a sentence for every dim whose described range has a limit that the model's own rules refuse."""
+    """Return a sentence for every dim whose described range has sizes that the model's own rules refuse.
+
+    The first two sizes of the range and its last one are tried.
+    """
     out: dict[str, str] = {}
-    for name, sizes in declared(manifest).items():
-        rules = [g for g in manifest["guards"] if g["relation"] == "<="]
-        rules = [g for g in rules if symbols_of(g["left"]) | symbols_of(g["right"]) == {name}]
-        for size in (sizes.low, *(() if sizes.high is None else (sizes.high,))):
+    described = declared(manifest)
+    for name, sizes in described.items():
+        rules = [g for g in manifest["guards"] if symbols_of(g["left"]) | symbols_of(g["right"]) == {name}]
+        for size in _tried(sizes):
             for g in rules:
                 a, b = (evaluate(g[side], {name: size}) for side in ("left", "right"))
-                if not holds(a, g["relation"], b):
+                if name not in out and not holds(a, g["relation"], b):
                     out[name] = f"{name} is described as {sizes.range_text()}, but the model refuses {name}={size}: " \
                                 f"{g['rule']}: {g['message']}"  # fmt: skip
     return out
+
+
+def _tried(sizes: Sizes) -> list[int]:
+    """Return the first two sizes of a range and its last one, by its multiple."""
+    first = -(-sizes.low // sizes.multiple) * sizes.multiple
+    last = [] if sizes.high is None else [sizes.high // sizes.multiple * sizes.multiple]
+    second = first + sizes.multiple
+    return [first, *([second] if not last or second <= last[0] else []), *last]
 
 
 @dataclass(frozen=True)
