@@ -113,13 +113,13 @@ class Batch:
             try:
                 where = self.scheduler or f"{self.workers} local"
                 self.number = self.ledger.begin_run(where)
-                with open_cluster(self.workers, self.scheduler) as cluster:
+                with open_cluster(self.workers, self.scheduler, self.folder / "work") as cluster:
                     state = self._all(cluster, jobs)
                 self.ledger.end_run(self.number)
             finally:
                 write_report(self.ledger, self.path.name, report)
                 self.ledger.close()
-        shutil.rmtree(self.folder / "work", ignore_errors=True)
+                shutil.rmtree(self.folder / "work", ignore_errors=True)
         return BatchResult(state, report)
 
     def plan(self) -> list[tuple[Step, str]]:

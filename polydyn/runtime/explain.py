@@ -56,6 +56,10 @@ class ExplainedLaunch:
     declined: tuple[tuple[str, str], ...] = ()
     wave: int = 0
 
+    def __repr__(self) -> str:
+        tasks, threads = counted(max(self.tasks, 0), "task"), counted(self.threads, "thread")
+        return f"<{self.label}: {self.kernel}, {tasks} on {threads}>"
+
     def seconds(self, flops_per_second: float, bytes_per_second: float) -> float:
         """Return the minimum time within these limits: that of computing or of memory, whichever is longer."""
         return max(self.flops / flops_per_second, self.bytes / bytes_per_second)

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import json
+import logging
+import multiprocessing
+import time
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 from xml.etree import ElementTree
 
 import onnx
 import pytest
 from click.testing import CliRunner, Result
+from distributed.deploy.spec import SpecCluster
 
 from polydyn.cli import main
 from polydyn.errors import InputError
-from polydyn.jobs.cluster import _dashboard
+from polydyn.jobs.cluster import _dashboard, _local
 from polydyn.jobs.junit import write_junit
 from polydyn.jobs.ledger import Ledger, StepRow, folder_of, latest, matrix
 from polydyn.jobs.report import write_report
@@ -147,3 +152,35 @@ def test_the_address_of_the_dashboard_is_said(monkeypatch: pytest.MonkeyPatch) -
         assert _dashboard(client).startswith("dashboard: http://127.0.0.1:8787/status")
         assert _dashboard(client).endswith(end)
     assert _dashboard(SimpleNamespace()) == ""
+
+
+def test_ctrl_c_while_workers_start_leaves_no_worker_and_no_message() -> None:
+    """A cluster that Dask cannot close is not closed at the end of the process; its processes end. Others stay."""
+    other = multiprocessing.get_context("spawn").Process(target=time.sleep, args=(60,), daemon=True)
+    other.start()
+    began: list[Any] = []
+
+    class Made:
+        shutdown_on_close = True
+
+        def __init__(self) -> None:
+            SpecCluster._instances.add(self)
+            worker = multiprocessing.get_context("spawn").Process(target=time.sleep, args=(60,), daemon=True)
+            worker.start()
+            began.extend((self, worker))
+
+    def interrupted(**_: Any) -> Any:
+        Made()
+        raise KeyboardInterrupt
+
+    level = logging.getLogger("asyncio").level
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            _local(interrupted, 2)
+        made, worker = began
+        assert not made.shutdown_on_close and not worker.is_alive() and other.is_alive()
+    finally:
+        logging.getLogger("asyncio").setLevel(level)
+        SpecCluster._instances.discard(began[0])
+        other.kill()
+        other.join()

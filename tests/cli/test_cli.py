@@ -248,7 +248,17 @@ def interrupted(name, *rest):
     if name == 'click':
         raise KeyboardInterrupt
     return real(name, *rest)
-if {first}:
+if {where!r} == 'callback':  # Python ignores an error in a callback
+    import polydyn.cli.cache, time, weakref, click
+    class Object: pass
+    def wait():
+        x = Object()
+        reference = weakref.ref(x, lambda _: exec('raise KeyboardInterrupt'))
+        del x
+        time.sleep(10)
+        print('not interrupted')
+    polydyn.cli.main.commands['cache'] = click.Command('cache', callback=wait)
+elif {where!r} == 'import':
     builtins.__import__ = interrupted
 else:
     import click, polydyn.cli.cache
@@ -258,10 +268,11 @@ command.start()
 """
 
 
-@pytest.mark.parametrize("first", [True, False])
-def test_ctrl_c_ends_the_process_with_130(first: bool) -> None:
-    """In the first imports, and where Python itself would end by the signal, because ``exec`` was interrupted."""
-    done = subprocess.run([sys.executable, "-c", START.format(first=first)], capture_output=True, text=True)
+@pytest.mark.parametrize("where", ["import", "exec", "callback"])
+def test_ctrl_c_ends_the_process_with_130(where: str) -> None:
+    """In the first imports; where Python itself would end by the signal, because ``exec`` was interrupted; and where
+    Python ignores errors."""
+    done = subprocess.run([sys.executable, "-c", START.format(where=where)], capture_output=True, text=True)
     assert done.returncode == 130 and done.stderr == "interrupted\n" and done.stdout == ""
 
 

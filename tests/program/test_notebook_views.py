@@ -133,3 +133,12 @@ def test_pictures_are_registered_in_a_notebook(monkeypatch: pytest.MonkeyPatch) 
     assert {*formats} == {*display.DRAWINGS}
     (group,) = groups(product())
     assert "<svg" in formats[type(group.start())](group.start())
+
+
+def test_parts_of_results_are_one_line_too() -> None:
+    program = polydyn.compile(product(), threads=1, cache=False)
+    (launch,) = program.explain(N=3).launches
+    assert repr(launch).startswith("<contract <z>: contract_") and repr(launch).endswith(" on 1 thread>")
+    assert repr(program.timing).startswith("<Timing: ") and "\n" not in repr(program.timing)
+    assert program.timing is not None and balanced(program.timing._repr_html_()) == {"pre"}
+    assert repr(program.bind(X)) == "<BoundCall: outputs <z>>"
