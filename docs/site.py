@@ -27,7 +27,7 @@ from polydyn.errors import PolydynError
 from polydyn.testing.notebooks import run_cell
 
 ROOT = Path(__file__).resolve().parent.parent
-FIRST = ["quickstart", "concepts", "comparison"]
+FIRST = ["quickstart", "python", "concepts", "comparison"]
 BACKGROUND = ["glossary", "papers", "polyhedral", "cpu", "gpu-audit", "measurements", "versions", "licences", "ROADMAP"]
 """Pages of docs/ that are background, not guides."""
 CONTRIBUTING = ["first_pull_request.md"]

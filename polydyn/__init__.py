@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import sys
 import time
-from typing import TYPE_CHECKING, Any
+
+TYPE_CHECKING = False  # type checkers know this name; ``typing`` takes longer to import than this module
 
 if sys.platform != "linux":
     raise ImportError(
@@ -18,6 +19,11 @@ if sys.platform != "linux":
     )
 
 if TYPE_CHECKING:
+    from polydyn import backend as backend
+    from polydyn import errors as errors
+    from polydyn import explore as explore
+    from polydyn import extend as extend
+    from polydyn import session as session
     from polydyn.backends.options import Options as Options
     from polydyn.errors import PolydynError as PolydynError
     from polydyn.generation import generate as generate
@@ -56,6 +62,8 @@ _LAZY = {
 }
 """Maps a public name to its module, imported at first use: loading a saved program needs only numpy."""
 
+_MODULES = ("backend", "errors", "explore", "extend", "ort", "session")
+"""Modules that are imported at first use."""
 
 __all__ = [
     "InferenceSession", "Options", "OrtValue", "PolydynError", "Program", "RunOptions", "SessionOptions", "Sizes",
@@ -64,17 +72,17 @@ __all__ = [
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    return sorted({*globals(), *__all__, *_MODULES})
 
 
-def __getattr__(name: str) -> Any:
-    from importlib import import_module
+if not TYPE_CHECKING:  # a type checker reports names that polydyn does not have
 
-    if name in ("backend", "ort"):
-        return import_module(f"polydyn.{name}")
-    if name not in _LAZY:
-        raise AttributeError(f"module 'polydyn' has no attribute {name!r}")
-    from polydyn.errors import needing_packages
+    def __getattr__(name: str) -> object:
+        from importlib import import_module
 
-    with needing_packages(f"polydyn.{name}"):
-        return getattr(import_module(_LAZY[name]), name)
+        if name not in _LAZY and name not in _MODULES:
+            raise AttributeError(f"module 'polydyn' has no attribute {name!r}")
+        from polydyn.errors import needing_packages
+
+        with needing_packages(f"polydyn.{name}"):
+            return import_module(f"polydyn.{name}") if name in _MODULES else getattr(import_module(_LAZY[name]), name)

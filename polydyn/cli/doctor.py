@@ -21,7 +21,7 @@ EXTRAS = {
     "explore": ("sympy", "networkx", "ipywidgets"),
     "jobs": ("dask", "distributed", "pyyaml"),
     "test": (
-        "dask", "distributed", "pyyaml", "pytest", "pytest-xdist", "setuptools", "hypothesis", "onnxruntime",
+        "dask", "distributed", "pyyaml", "mypy", "pytest", "pytest-xdist", "setuptools", "hypothesis", "onnxruntime",
         "sympy", "networkx",
     ),
     "lint": ("ruff", "mypy"),

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from polydyn.build.cache import write_atomically
+from polydyn.build.cache import replacing, writable, write_atomically
 from polydyn.cli.group import main
 from polydyn.cli.machine import as_json
 from polydyn.cli.output import answer
@@ -50,12 +50,14 @@ def extract(artifact: Path, folder: Path, for_ort: bool, as_json: bool) -> None:
     files["include/polydyn.hpp"] = (Path(__file__).parent.parent / "runtime" / "c" / "polydyn.hpp").read_bytes()
     files["lib/cmake/polydyn/polydyn-config.cmake"] = CMAKE.encode()
     files[f"lib/lib{name}.so"] = read.library
-    for inside, data in files.items():
-        path = folder / inside
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(path, data)
     target = folder / artifact.name
-    if not (target.exists() and target.samefile(artifact)):
-        shutil.copyfile(artifact, target)
+    with writable(folder):
+        for inside, data in files.items():
+            path = folder / inside
+            path.parent.mkdir(parents=True, exist_ok=True)
+            write_atomically(path, data)
+        if not (target.exists() and target.samefile(artifact)):
+            with replacing(target) as copy, artifact.open("rb") as original:
+                shutil.copyfileobj(original, copy)
     written = [str(folder / inside) for inside in (*files, artifact.name)]
     answer(as_json, {"output": str(folder), "files": written}, *written)

@@ -22,6 +22,7 @@ from polydyn.runtime.plain_expressions import evaluate
 from polydyn.runtime.shapes_log import write_log
 from polydyn.runtime.sharing import described_caches, positions_of, reject_sharing, surely_apart
 from polydyn.runtime.spans import Span, reject_trace, shortest
+from polydyn.runtime.tables import Table
 
 if TYPE_CHECKING:
     from polydyn.clock import Timing
@@ -82,6 +83,16 @@ class Program:
 
     def _open_library(self, artifact: Artifact) -> Native:
         return Native(artifact)
+
+    def __repr__(self) -> str:
+        from polydyn.runtime.views import program_line  # loads the decisions of the schedules
+
+        return program_line(self)
+
+    def _repr_html_(self) -> str:
+        from polydyn.runtime.views import program_html
+
+        return program_html(self)
 
     # -- running -----------------------------------------------------------------------------------------------------
 
@@ -266,7 +277,7 @@ class Program:
         remedy = f"pass exactly {', '.join(f'{n}: {t}' for n, t in self.inputs.items()) or 'nothing'}"
         unknown = [n for n in feeds if n not in known]
         if unknown:
-            raise InputError(f"the program has no input '{unknown[0]}'", tensor=str(unknown[0]), remedy=remedy)
+            raise UnknownNameError(f"the program has no input '{unknown[0]}'", tensor=str(unknown[0]), remedy=remedy)
         missing = [n for n in known if n not in feeds]
         if missing:
             raise InputError(f"input '{missing[0]}' is missing", tensor=missing[0], remedy=remedy)
@@ -311,7 +322,7 @@ class Program:
         """Reject arrays in ``out`` that are unknown (``used`` of them are not), of a wrong layout, or share memory."""
         if used != len(out):
             name = next(n for n in out if n not in results)
-            raise InputError(
+            raise UnknownNameError(
                 f"the program has no output '{name}'", tensor=name, remedy=f"outputs: {', '.join(results)}"
             )
         strided = {name for _, name, _ in self._strided}
@@ -434,7 +445,7 @@ class Program:
 
     def profile(
         self, feeds: Mapping[str, Any], repeats: int = 5, out: Mapping[str, Array] | None = None
-    ) -> list[LaunchTime]:  # fmt: skip
+    ) -> Table[LaunchTime]:  # fmt: skip
         """Return the time of every launch (median over ``repeats`` calls after a warm-up call), in execution order.
 
         ``out``: as for ``run``; with caches that grow in place, a step is profiled as it runs.
@@ -450,7 +461,7 @@ class Program:
 
     def trace(
         self, feeds: Mapping[str, Any], repeats: int = 5, out: Mapping[str, Array] | None = None
-    ) -> list[Span]:  # fmt: skip
+    ) -> Table[Span]:  # fmt: skip
         """Return the work of each thread over time, ordered by begin, from the fastest of ``repeats`` calls after a
         warm-up call. Launches of a wave run in parallel, as in ``run``. ``out``: as for ``run``.
 

@@ -18,6 +18,7 @@ from polydyn.runtime.bound import BoundCall
 from polydyn.runtime.launch_times import LaunchTime
 from polydyn.runtime.program import Array, Program, as_array
 from polydyn.runtime.spans import Span
+from polydyn.runtime.tables import Table
 
 TEXTS = "texts"
 
@@ -108,13 +109,13 @@ class WithTexts(Program):
 
     def profile(
         self, feeds: Mapping[str, Any], repeats: int = 5, out: Mapping[str, Array] | None = None
-    ) -> list[LaunchTime]:  # fmt: skip
+    ) -> Table[LaunchTime]:  # fmt: skip
         """Implement ``Program.profile``, without the conversions."""
         return super().profile(self._encoded(feeds, {}), repeats, out)
 
     def trace(
         self, feeds: Mapping[str, Any], repeats: int = 5, out: Mapping[str, Array] | None = None
-    ) -> list[Span]:  # fmt: skip
+    ) -> Table[Span]:  # fmt: skip
         """Implement ``Program.trace``, without the conversions."""
         return super().trace(self._encoded(feeds, {}), repeats, out)
 
