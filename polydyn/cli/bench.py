@@ -28,20 +28,51 @@ MAX_CATEGORIES = 4
 @main.command()
 @click.argument("model")
 @SHAPES
-@click.option("--against", default="onnxruntime", show_default=True,
-              help="Baselines, separated by commas: onnxruntime, openvino, torch, inductor; none for polydyn alone.")
-@click.option("--module", type=click.Path(dir_okay=False, path_type=Path),
-              help="The same model for torch and inductor, written by torch.export.save.")
-@click.option("--rounds", default=20, show_default=True, type=click.IntRange(1),
-              help="Timed calls of each caller per runtime. Runtimes alternate.")
-@click.option("-t", "--duration", type=click.FloatRange(min=0, min_open=True), metavar="SECONDS",
-              help="Measure each shape for this time instead, shared by all runtimes.")
-@click.option("--warmup", default=1, show_default=True, type=click.IntRange(1),
-              help="Calls before the timed ones; the results of the first are compared.")
-@click.option("--concurrency", default=1, show_default=True, type=click.IntRange(1, 256),
-              help="Callers at once, each in a thread of its own.")
-@click.option("--csv", "table", type=click.Path(dir_okay=False, path_type=Path),
-              help="Also write a table: a row for each shape and runtime.")
+@click.option(
+    "--against",
+    default="onnxruntime",
+    show_default=True,
+    help="Baselines, separated by commas: onnxruntime, openvino, torch, inductor; none for polydyn alone.",
+)
+@click.option(
+    "--module",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="The same model for torch and inductor, written by torch.export.save.",
+)
+@click.option(
+    "--rounds",
+    default=20,
+    show_default=True,
+    type=click.IntRange(1),
+    help="Timed calls of each caller per runtime. Runtimes alternate.",
+)
+@click.option(
+    "-t",
+    "--duration",
+    type=click.FloatRange(min=0, min_open=True),
+    metavar="SECONDS",
+    help="Measure each shape for this time instead, shared by all runtimes.",
+)
+@click.option(
+    "--warmup",
+    default=1,
+    show_default=True,
+    type=click.IntRange(1),
+    help="Calls before the timed ones; the results of the first are compared.",
+)
+@click.option(
+    "--concurrency",
+    default=1,
+    show_default=True,
+    type=click.IntRange(1, 256),
+    help="Callers at once, each in a thread of its own.",
+)
+@click.option(
+    "--csv",
+    "table",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Also write a table: a row for each shape and runtime.",
+)
 @click.option("--plot", type=click.Path(dir_okay=False, path_type=Path), help="Draw the times: a .svg or .html file.")
 @as_json
 @of_machine

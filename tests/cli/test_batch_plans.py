@@ -120,7 +120,7 @@ def test_models_and_targets_are_a_table(ledger: Ledger, jobs: Path, tmp_path: Pa
     assert matrix(twice, latest(ledger.attempts())) == (["cpu"], [("m", ["waiting"])])
     write_report(ledger, "jobs.yaml", tmp_path / "r.html")
     text = (tmp_path / "r.html").read_text()
-    assert "Models and targets" in text and "<td>b.onnx<td class=\"failed\">failed" in text
+    assert "Models and targets" in text and '<td>b.onnx<td class="failed">failed' in text
     assert "name=viewport" in text and "prefers-color-scheme: dark" in text and "type=search" in text
     ledger.close()
     lines = call("batch", "status", jobs).output.splitlines()
