@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from polydyn import errors as errors
     from polydyn import explore as explore
     from polydyn import extend as extend
+    from polydyn import ort as ort
     from polydyn import session as session
     from polydyn.backends.options import Options as Options
     from polydyn.errors import PolydynError as PolydynError

@@ -18,7 +18,7 @@ import os
 import struct
 import zipfile
 import zlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import IO, Any
 
@@ -255,3 +255,8 @@ def _check_machine(path: str | os.PathLike[str], manifest: Mapping[str, Any]) ->
         raise ArtifactError(
             f"{path} uses processor features that are missing here: {', '.join(missing)}", remedy=remedy
         )
+
+
+def described(arguments: Sequence[Mapping[str, Any]]) -> dict[str, str]:
+    """Map the name of each argument in a manifest to its dtype and symbolic shape."""
+    return {a["name"]: f"{a['dtype']}[{', '.join(a['shape'])}]" for a in arguments}

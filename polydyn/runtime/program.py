@@ -14,10 +14,10 @@ import numpy.typing as npt
 
 from polydyn.arguments import check_repeats, check_threads, checked_feeds, checked_flag, checked_out
 from polydyn.errors import InputError, PolydynError, UnknownNameError, WrongTypeError
-from polydyn.runtime.artifact import Artifact, write_artifact
+from polydyn.runtime.artifact import Artifact, described, write_artifact
 from polydyn.runtime.bound import BoundCall, reject_conversions
 from polydyn.runtime.launch_times import LaunchTime, launch_times
-from polydyn.runtime.native import BITS, DTYPE_CODES, Context, Native, address_of, new_output
+from polydyn.runtime.native import BITS, DTYPE_CODES, Context, Native, address_of, close_program, new_output
 from polydyn.runtime.plain_expressions import evaluate
 from polydyn.runtime.shapes_log import write_log
 from polydyn.runtime.sharing import described_caches, positions_of, reject_sharing, surely_apart
@@ -78,7 +78,7 @@ class Program:
         self._strided = [(k, o["name"], len(o["shape"])) for k, o in enumerate(manifest["outputs"]) if o["strided"]]
         self._pairs = {(a["input"], a["output"]) for a in manifest["appendable"]}
         self._pair_positions = positions_of(self._pairs, manifest["inputs"], manifest["outputs"])
-        close = weakref.finalize(self, _close, self._native, self._contexts)
+        close = weakref.finalize(self, close_program, self._native, self._contexts)
         close.atexit = False  # threads may still be in calls at exit; the process frees everything
 
     def _open_library(self, artifact: Artifact) -> Native:
@@ -350,12 +350,12 @@ class Program:
     @property
     def inputs(self) -> dict[str, str]:
         """Maps an input name to dtype and symbolic shape, e.g. ``float32[B, 2*L]``."""
-        return _described(self.arguments("inputs"))
+        return described(self.arguments("inputs"))
 
     @property
     def outputs(self) -> dict[str, str]:
         """Maps an output name to dtype and symbolic shape."""
-        return _described(self.arguments("outputs"))
+        return described(self.arguments("outputs"))
 
     def arguments(self, kind: str) -> list[dict[str, Any]]:
         """Return ``inputs``, ``outputs`` or ``optional`` (initializers that are inputs): dicts with ``name``, ``dtype``
@@ -496,15 +496,3 @@ class Program:
         threads = {"threads": self._requested} if kept else {}
         manifest = {n: x for n, x in self.manifest.items() if n != "threads"} | threads
         write_artifact(replace(self._artifact, manifest=manifest), path)
-
-
-def _described(arguments: Sequence[Mapping[str, Any]]) -> dict[str, str]:
-    """Return a mapping from name to dtype and symbolic shape."""
-    return {a["name"]: f"{a['dtype']}[{', '.join(a['shape'])}]" for a in arguments}
-
-
-def _close(native: Native, contexts: list[Context]) -> None:
-    native.before_close()
-    for context in contexts:
-        native.library.pd_context_free(context.handle)
-    native.library.pd_close(native.program)

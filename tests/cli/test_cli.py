@@ -124,6 +124,7 @@ def test_a_model_is_not_a_damaged_program(relu: Path) -> None:
 
 def test_tables_fit_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     row = ("a" * 70, "b" * 70, "1234567")
+    monkeypatch.delenv("COLUMNS", raising=False)
     assert max(map(len, text_table(("kernel", "label", "us"), [row]).splitlines())) > 120
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
     monkeypatch.setenv("COLUMNS", "80")
