@@ -19,10 +19,11 @@ REQUIRED_PACKAGES = ("numpy", "islpy", "onnx", "click", "rich")
 EXTRAS = {
     "fallback": ("onnxruntime",),
     "explore": ("sympy", "networkx", "ipywidgets"),
+    "generate": ("tokenizers",),
     "jobs": ("dask", "distributed", "pyyaml"),
     "test": (
         "dask", "distributed", "pyyaml", "mypy", "pytest", "pytest-xdist", "setuptools", "hypothesis", "onnxruntime",
-        "sympy", "networkx",
+        "sympy", "networkx", "tokenizers",
     ),
     "lint": ("ruff", "mypy"),
     "bench": ("onnxruntime", "psutil", "matplotlib", "sympy"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -62,6 +63,12 @@ def test_folders_that_lack_a_file_are_named(tmp_path: Path) -> None:
         (tmp_path / name).touch()
     with pytest.raises(MissingModelError, match="--model"):
         find_model(tmp_path)
+
+
+def test_the_extra_is_named_without_its_package(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "tokenizers", None)
+    done = run("generate", folder, "Hello")
+    assert done.exit_code == 1 and "polydyn[generate]" in done.output
 
 
 class Letters:

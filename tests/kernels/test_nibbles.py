@@ -117,6 +117,10 @@ def test_bytes_of_other_forms_stay_bytes_or_become_floats() -> None:
     by_rows = model("bytes", nodes, {"x": ["M", 64]}, constants)
     by_rows.opset_import[0].version = 21
     assert any("8 bits" in x for x in agrees(by_rows, rows=(1, 66)).notes)
+    by_columns = model("columns", nodes, {"x": ["M", 64]}, {"w": q, "s": RNG.random((1, 40)).astype(np.float32)})
+    by_columns.graph.node[0].attribute[1].i = 64
+    by_columns.opset_import[0].version = 21
+    assert bytes_of(agrees(by_columns, rows=(1,))) >= 64 * 40 * 4, "one scale per column: folded to floats"
     wide = {"w": q.astype(np.int16) * 5, "s": constants["s"]}
     by_rows = model("words", nodes, {"x": ["M", 64]}, wide)
     by_rows.opset_import[0].version = 21

@@ -113,6 +113,8 @@ class _Nibbles(Rewriting):
         block = _block(of_block, q.shape[1])
         if block % NIBBLES or block == NIBBLES:  # scales are one more word of a block, which must have several
             return None
+        if (q.min() < -8 or q.max() > 7) and block == count:  # bytes with a scale per column are folded, as filters are
+            return None
         s, *z = (_by_blocks(x, arrays[x.buffer], q.shape, block, str(plain[0])) for x in of_block)
         zero = z[0].astype(np.int16) - middle if z else np.full_like(s, -middle, np.int16)
         if zero.min() < -128 or zero.max() > 127:
