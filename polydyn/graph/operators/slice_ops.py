@@ -50,6 +50,8 @@ def cut(n: Dim, start: Dim, end: Dim, step: int) -> Cut:
         first, last = minimum(maximum(first, 0), n), minimum(maximum(last, 0), n)
         if s is not None and 0 <= s < step:  # no element if the axis ends before the start: the quotient is 0
             return Cut(start, step, (last - start).ceildiv(step))
+        if s is not None and 0 <= s < TO_END:  # likewise; the size has ``n`` once, so that slices of slices stay short
+            return Cut(start, step, maximum((last - start).ceildiv(step), 0))
         return Cut(first, step, maximum((last - first).ceildiv(step), 0))
     before_begin = s is not None and s <= -TO_END
     first = n - 1 if s is not None and s >= TO_END else Index.of(-1) if before_begin else wrap(start, n)

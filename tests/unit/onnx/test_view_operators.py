@@ -219,3 +219,19 @@ def test_sizes_that_no_call_can_have_are_refused() -> None:
                  {"one": i64(1), "two": i64(2), "e": i64(1000), "zero": i64(0), "back": i64(-2)})  # fmt: skip
     with pytest.raises(ShapeError, match=r"no size of B meets what the model needs: .*broadcasts axis 0"):
         import_model(made)
+
+
+@pytest.mark.parametrize(("start", "end"), [(1, BIG), (1, -1), (2, 10**9)])
+def test_sizes_of_slices_of_slices_grow_linearly(start: int, end: int) -> None:
+    """The size of each had the size before twice: twelve took all memory."""
+    count = 30
+    nodes = [node("Slice", f"{'x' if k == 0 else f'y{k - 1}'} s e a", f"y{k}") for k in range(count)]
+    m = model(nodes, {"x": (F, ["B", "L"])}, [f"y{count - 1}"], {"s": i64(start), "e": i64(end), "a": i64(1)})
+    graph = import_model(m)
+    assert len(str(graph.tensors[f"y{count - 1}"].shape[1])) < 60 * count
+    for length in (0, 1, 40, 61, 90):
+        x = np.arange(2 * length, dtype=np.float32).reshape(2, length)
+        expected = x
+        for _ in range(count):
+            expected = expected[:, start:end]
+        np.testing.assert_array_equal(run(graph, {"x": x})[f"y{count - 1}"], expected)
