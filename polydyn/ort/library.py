@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import ctypes
 import functools
 import json
+import os
+import sys
 from pathlib import Path
 
 import polydyn
+from polydyn.arguments import check_threads
 from polydyn.build.cache import digest
 from polydyn.build.compiler import Library, architecture_of, build_library, find_compiler
 from polydyn.build.features import architecture, data_cache, machine_features
@@ -37,8 +41,22 @@ def get_ep_names() -> list[str]:
 
 
 def get_library_path() -> str:
-    """Return the path of the library, built at the first call. BuildError: no C compiler, or no writable cache."""
-    return str(library().file())
+    """Return the path of the library, built at the first call. BuildError: no C compiler, or no writable cache.
+
+    The library is also loaded into this process and told which Python compiles: this one.
+    """
+    path = str(library().file())
+    _set_defaults(path)
+    return path
+
+
+@functools.cache
+def _set_defaults(path: str) -> None:
+    """Tell the loaded library the command of the compiling process, and the number of threads of calls."""
+    code = f"import sys; sys.path[:] = {sys.path!r}; from polydyn.ort.worker import main; main()"
+    set_defaults = ctypes.CDLL(path).PolydynSetDefaults
+    set_defaults.restype = None
+    set_defaults(os.fsencode(sys.executable), code.encode(), ctypes.c_int(check_threads(None)))
 
 
 @functools.cache

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
 import re
-import sys
 from typing import Any
 
-from polydyn.arguments import check_threads
 from polydyn.errors import BuildError, UnsupportedError
 from polydyn.onnx_runtime import ort_classes
 from polydyn.ort.library import NAME, OLDEST_ORT, get_library_path
@@ -35,10 +32,6 @@ def register() -> None:
             f"ONNX Runtime {onnxruntime.__version__} cannot load the provider: {e}", rule="polydyn.ort.register",
             remedy="polydyn cache clear, then try again",
         ) from e  # fmt: skip
-    code = f"import sys; sys.path[:] = {sys.path!r}; from polydyn.ort.worker import main; main()"
-    defaults = ctypes.CDLL(path).PolydynSetDefaults
-    defaults.restype = None
-    defaults(os.fsencode(sys.executable), code.encode(), ctypes.c_int(check_threads(None)))
 
 
 def unregister() -> None:
