@@ -1,7 +1,8 @@
 """Jobs of packages that ship their models, on generated inputs: ``python -m benchmarks.client_jobs NAME RUNTIME FILE``.
 
-RUNTIME is ``onnxruntime`` or ``polydyn``. For ``polydyn``, its classes replace ONNX Runtime's before the package is
-imported (docs/switching.md). FILE receives the job's results as JSON, with the seconds to open and to run.
+RUNTIME is ``onnxruntime``, ``polydyn`` or ``provider``. For ``polydyn``, its classes replace ONNX Runtime's before the
+package is imported (docs/switching.md). ``provider``: ONNX Runtime's own sessions, with polydyn as an execution provider
+(docs/onnxruntime.md). FILE receives the job's results as JSON, with the seconds to open and to run.
 ``benchmarks.clients`` runs every job with both and compares. Inputs are drawn from a seed: vowels made of harmonics,
 pages of rendered text, a PDF with a table, source texts.
 """
@@ -224,6 +225,10 @@ def main() -> None:
 
         for n in polydyn.session.__all__:
             setattr(onnxruntime, n, getattr(polydyn.session, n))
+    elif runtime == "provider":
+        import polydyn.ort
+
+        polydyn.ort.install()
     start = time.perf_counter()
     run = JOBS[name]()
     opened = time.perf_counter()

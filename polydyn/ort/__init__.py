@@ -11,10 +11,10 @@ support stay with ONNX Runtime.
 from __future__ import annotations
 
 from polydyn.ort.library import get_ep_name, get_ep_names, get_library_path
-from polydyn.ort.registration import InferenceSession, devices, register, session_options, unregister
+from polydyn.ort.registration import InferenceSession, devices, install, register, session_options, unregister
 from polydyn.ort.settings import provider_options
 
 __all__ = [
-    "InferenceSession", "devices", "get_ep_name", "get_ep_names", "get_library_path", "provider_options", "register",
-    "session_options", "unregister",
+    "InferenceSession", "devices", "get_ep_name", "get_ep_names", "get_library_path", "install", "provider_options",
+    "register", "session_options", "unregister",
 ]  # fmt: skip

@@ -72,6 +72,40 @@ def InferenceSession(model: str | os.PathLike[str] | bytes, sess_options: Any = 
     return ort_classes()[0](model, session_options(sess_options, **options))
 
 
+def install(**options: Any) -> None:
+    """Let polydyn compute in every session for the CPU that this process opens by ``onnxruntime.InferenceSession``.
+
+    ``options``: see ``provider_options``. Code that imported the class before keeps ONNX Runtime's own. A session that
+    names another provider than ``CPUExecutionProvider`` is not changed. A second call changes the options.
+    """
+    onnxruntime = _onnxruntime()
+    provider_options(**options)
+    register()
+    base = ort_classes()[0]
+
+    class InferenceSession(base):  # type: ignore[misc, valid-type]
+        """ONNX Runtime's session, with polydyn as its first provider."""
+
+        def __init__(
+            self, path_or_bytes: Any, sess_options: Any = None, providers: Any = None, *rest: Any, **more: Any
+        ):
+            if _for_the_cpu(providers) and not (sess_options is not None and _has_providers(sess_options)):
+                sess_options, providers = session_options(sess_options, **options), None
+            super().__init__(path_or_bytes, sess_options, providers, *rest, **more)
+
+    onnxruntime.InferenceSession = InferenceSession
+
+
+def _for_the_cpu(providers: Any) -> bool:
+    """Whether the providers of a session are none, or the CPU's alone."""
+    names = {p if isinstance(p, str) else p[0] for p in providers or ()}
+    return names <= {"CPUExecutionProvider", "AzureExecutionProvider"}
+
+
+def _has_providers(sess_options: Any) -> bool:
+    return bool(getattr(sess_options, "has_providers", bool)())
+
+
 def _devices(onnxruntime: Any) -> list[Any]:
     return [d for d in onnxruntime.get_ep_devices() if d.ep_name == NAME]
 

@@ -34,6 +34,23 @@ def test_the_distribution_has_the_conventional_names(tmp_path: Path) -> None:
     assert done.stdout == f"{NAME} ['{NAME}']\n", done.stderr
 
 
+def test_every_session_of_a_process_may_use_the_provider(tmp_path: Path) -> None:
+    """Code of others stays unchanged: it opens sessions for the CPU, with one object of options for two of them."""
+    (tmp_path / "m.onnx").write_bytes(layer().SerializeToString())
+    code = f"""
+import sys; sys.path.insert(0, {str(ROOT)!r})
+import polydyn.ort; polydyn.ort.install(strict=True)
+import onnxruntime as ort
+options = ort.SessionOptions()
+one = ort.InferenceSession("m.onnx", sess_options=options, providers=["CPUExecutionProvider"])
+two = ort.InferenceSession("m.onnx", options)
+three = ort.InferenceSession("m.onnx", providers=[("Unknown", {{}})], provider_options=None)
+print([s.get_providers()[0] for s in (one, two, three)], isinstance(one, ort.InferenceSession))
+"""
+    done = subprocess.run([sys.executable, "-W", "ignore", "-c", code], cwd=tmp_path, capture_output=True, text=True)
+    assert done.stdout == f"['{NAME}', '{NAME}', 'CPUExecutionProvider'] True\n", done.stderr
+
+
 def test_doctor_says_what_sessions_did(monkeypatch: pytest.MonkeyPatch) -> None:
     session(layer(), exclude="Tanh", min_nodes=1)
     said = CliRunner().invoke(main, ["doctor"], terminal_width=1000).output.replace("\n", "")
