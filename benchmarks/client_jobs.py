@@ -1,7 +1,7 @@
 """Jobs of packages that ship their models, on generated inputs: ``python -m benchmarks.client_jobs NAME RUNTIME FILE``.
 
 RUNTIME is ``onnxruntime``, ``polydyn`` or ``provider``. For ``polydyn``, its classes replace ONNX Runtime's before the
-package is imported (docs/switching.md). ``provider``: ONNX Runtime's own sessions, with polydyn as an execution provider
+package is imported (docs/switching.md). ``provider``: ONNX Runtime's own sessions, whose execution provider is polydyn
 (docs/onnxruntime.md). FILE receives the job's results as JSON, with the seconds to open and to run.
 ``benchmarks.clients`` runs every job with both and compares. Inputs are drawn from a seed: vowels made of harmonics,
 pages of rendered text, a PDF with a table, source texts.

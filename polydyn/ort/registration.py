@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Mapping
 from typing import Any
 
 from polydyn.errors import BuildError, UnsupportedError
@@ -13,6 +14,8 @@ from polydyn.ort.settings import provider_options
 
 SPINNING = "session.intra_op.allow_spinning"
 """Entry of a session's options: whether ONNX Runtime's threads wait actively."""
+FIRST_BY_NAME = (1, 25)
+"""First version of ONNX Runtime that finds a registered provider by its name."""
 
 
 def register() -> None:
@@ -53,15 +56,21 @@ def session_options(sess_options: Any = None, **options: Any) -> Any:
     ``options``: see ``provider_options``. ``threads`` is ``intra_op_num_threads`` if that is set. ONNX Runtime's
     threads do not wait actively, unless the options say otherwise, because they would disturb the program's threads.
     """
+    sess_options, texts = _prepared(sess_options, options)
+    sess_options.add_provider_for_devices(devices(), texts)
+    return sess_options
+
+
+def _prepared(sess_options: Any, options: Mapping[str, Any]) -> tuple[Any, dict[str, str]]:
+    """Return options of a session without waiting threads, and the options of the provider."""
     sess_options = ort_classes()[1]() if sess_options is None else sess_options
     if options.get("threads") is None and sess_options.intra_op_num_threads:
-        options["threads"] = sess_options.intra_op_num_threads
+        options = {**options, "threads": sess_options.intra_op_num_threads}
     try:
         sess_options.get_session_config_entry(SPINNING)
     except Exception:  # ONNX Runtime's way to say that there is no such entry
         sess_options.add_session_config_entry(SPINNING, "0")
-    sess_options.add_provider_for_devices(devices(), provider_options(**options))
-    return sess_options
+    return sess_options, provider_options(**options)
 
 
 def InferenceSession(model: str | os.PathLike[str] | bytes, sess_options: Any = None, **options: Any) -> Any:
@@ -81,16 +90,20 @@ def install(**options: Any) -> None:
     onnxruntime = _onnxruntime()
     provider_options(**options)
     register()
-    base = ort_classes()[0]
+    base, is_named = ort_classes()[0], _numbers(onnxruntime.__version__) >= FIRST_BY_NAME
 
     class InferenceSession(base):  # type: ignore[misc, valid-type]
         """ONNX Runtime's session, with polydyn as its first provider."""
 
         def __init__(
             self, path_or_bytes: Any, sess_options: Any = None, providers: Any = None, *rest: Any, **more: Any
-        ):
-            if _for_the_cpu(providers) and not (sess_options is not None and _has_providers(sess_options)):
-                sess_options, providers = session_options(sess_options, **options), None
+        ) -> None:
+            if _for_the_cpu(providers) and not _has_providers(sess_options):
+                if is_named:
+                    sess_options, texts = _prepared(sess_options, options)
+                    providers = [(NAME, texts), "CPUExecutionProvider"]
+                else:
+                    sess_options, providers = session_options(sess_options, **options), None
             super().__init__(path_or_bytes, sess_options, providers, *rest, **more)
 
     onnxruntime.InferenceSession = InferenceSession
@@ -103,7 +116,7 @@ def _for_the_cpu(providers: Any) -> bool:
 
 
 def _has_providers(sess_options: Any) -> bool:
-    return bool(getattr(sess_options, "has_providers", bool)())
+    return sess_options is not None and bool(getattr(sess_options, "has_providers", bool)())
 
 
 def _devices(onnxruntime: Any) -> list[Any]:
@@ -121,10 +134,14 @@ def _onnxruntime() -> Any:
 
 def check_version(version: str) -> None:
     """Check a version of ONNX Runtime. UnsupportedError: it is too old for the provider."""
-    numbers = tuple(map(int, re.findall(r"\d+", version)[:2]))
-    if numbers < OLDEST_ORT:
+    if _numbers(version) < OLDEST_ORT:
         oldest = ".".join(map(str, OLDEST_ORT))
         raise UnsupportedError(
             f"ONNX Runtime {version} has no plugin interface for execution providers", rule="polydyn.ort",
             remedy=f"pip install 'onnxruntime>={oldest}', or use polydyn.InferenceSession",
         )  # fmt: skip
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    """Return the major and the minor number of a version."""
+    return tuple(map(int, re.findall(r"\d+", version)[:2]))

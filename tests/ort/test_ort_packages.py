@@ -43,12 +43,12 @@ import polydyn.ort; polydyn.ort.install(strict=True)
 import onnxruntime as ort
 options = ort.SessionOptions()
 one = ort.InferenceSession("m.onnx", sess_options=options, providers=["CPUExecutionProvider"])
-two = ort.InferenceSession("m.onnx", options)
-three = ort.InferenceSession("m.onnx", providers=[("Unknown", {{}})], provider_options=None)
+two = ort.InferenceSession("m.onnx", options, ["CPUExecutionProvider"])
+three = ort.InferenceSession("m.onnx", providers=["Unknown"])
 print([s.get_providers()[0] for s in (one, two, three)], isinstance(one, ort.InferenceSession))
 """
     done = subprocess.run([sys.executable, "-W", "ignore", "-c", code], cwd=tmp_path, capture_output=True, text=True)
-    assert done.stdout == f"['{NAME}', '{NAME}', 'CPUExecutionProvider'] True\n", done.stderr
+    assert done.stdout.endswith(f"['{NAME}', '{NAME}', 'CPUExecutionProvider'] True\n"), done.stderr
 
 
 def test_doctor_says_what_sessions_did(monkeypatch: pytest.MonkeyPatch) -> None:
