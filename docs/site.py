@@ -31,7 +31,7 @@ FIRST = ["quickstart", "concepts", "comparison"]
 BACKGROUND = ["glossary", "papers", "polyhedral", "cpu", "gpu-audit", "measurements", "versions", "licences", "ROADMAP"]
 """Pages of docs/ that are background, not guides."""
 CONTRIBUTING = ["first_pull_request.md"]
-MODULES = ("", ".session", ".explore", ".explore.pictures", ".extend", ".errors")
+MODULES = ("", ".session", ".ort", ".explore", ".explore.pictures", ".extend", ".errors")
 """The public modules, without ``polydyn``."""
 WIDTH = 88
 """Columns of a signature on one line."""

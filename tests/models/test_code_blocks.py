@@ -1,7 +1,7 @@
 """The Python on the first page and on the usage pages runs unchanged, with a small model for ``bert.onnx``.
 
-docs/schedules.md, docs/exploring.md, docs/writing-schedules.md, docs/extending.md and docs/decoding.md have separate
-tests.
+docs/schedules.md, docs/exploring.md, docs/writing-schedules.md, docs/extending.md, docs/decoding.md and
+docs/onnxruntime.md have separate tests.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ STANDALONE = ("quickstart", "quantized", "new-gpu", "wrong-results")
 """Pages of docs/ whose blocks form one script without prerequisites."""
 TESTED = {"README.md", "CONTRIBUTING.md", "docs/switching.md", "docs/torch.md", "docs/serving.md"}
 TESTED |= {f"docs/{name}.md" for name in STANDALONE}
-ELSEWHERE = {f"docs/{name}.md" for name in ("schedules", "exploring", "writing-schedules", "extending", "decoding")}
+ELSEWHERE = {f"docs/{name}.md" for name in ("schedules", "exploring", "writing-schedules", "extending", "decoding", "onnxruntime")}
 
 
 def blocks(page: str) -> list[str]:
