@@ -21,6 +21,7 @@ import time
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import onnx
 
@@ -74,7 +75,7 @@ def run_seed(seed: int, theme: str = "") -> tuple[Counter[str], Finding | None, 
         )
         session.disable_fallback()
         names = [o.name for o in session.get_outputs()]
-        assigned = getattr(session, "get_provider_graph_assignment_info", list)()
+        assigned: list[Any] = getattr(session, "get_provider_graph_assignment_info", list)()
         sets = [len(a.get_nodes()) for a in assigned if a.ep_name == polydyn.ort.get_ep_name()]
         counts["sets"] += len(sets)
         counts["models without a set"] += not sets
