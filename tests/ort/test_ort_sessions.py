@@ -96,6 +96,21 @@ def test_a_rejected_call_is_computed_by_onnx_runtime_unless_strict(capfd: pytest
     assert strict.run(None, {"x": x, "z": x})[0].shape == (3,)
 
 
+def test_a_process_ends_with_an_open_session(tmp_path: Path) -> None:
+    """The inner session of a rejected call is released after everything else of the process."""
+    (tmp_path / "m.onnx").write_bytes(equal_sizes().SerializeToString())
+    code = (
+        f"import sys; sys.path.insert(0, {str(ROOT)!r})\n"
+        "import numpy, polydyn.ort\n"
+        "s = polydyn.ort.InferenceSession('m.onnx')\n"
+        "f = lambda: s.run(None, {'x': numpy.ones(3, 'float32'), 'z': numpy.ones(5, 'float32')})\n"
+        "print(f()[0].shape)\n"
+        "sys.modules['kept'] = f"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (0, "(3,)\n"), done.stderr
+
+
 def test_parts_that_are_not_imported_stay_with_onnx_runtime(capfd: pytest.CaptureFixture[str]) -> None:
     s, reference = session(divided(), level=2, threads=2), plain(divided())
     said = messages(capfd.readouterr().err)

@@ -20,8 +20,20 @@ OrtStatus *open_model(unit *u) {
 
 /* ---- the session ---- */
 
+/* Returns the environment of the process. It is counted, and the reference is kept until the process ends: releasing the
+ * last one would unload this library while its code runs. */
+static OrtStatus *environment(OrtEnv **env) {
+    static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+    static OrtEnv *kept;
+    pthread_mutex_lock(&lock);
+    OrtStatus *bad = kept ? NULL : ORT(CreateEnv)(LOG_WARNING, "polydyn", &kept);
+    *env = kept;
+    pthread_mutex_unlock(&lock);
+    return bad;
+}
+
 /* Adds this provider to the options of an inner session. */
-static OrtStatus *append_provider(const unit *u, OrtSessionOptions *options) {
+static OrtStatus *append_provider(const unit *u, OrtEnv *env, OrtSessionOptions *options) {
     const OrtEpDevice *const *devices;
     const OrtEpDevice *own = NULL;
     size_t count, room = u->s->option_count + 4, n = 0;
@@ -37,25 +49,26 @@ static OrtStatus *append_provider(const unit *u, OrtSessionOptions *options) {
     keys[n] = "threads", values[n++] = threads;
     keys[n] = "python", values[n++] = u->s->python;
     keys[n] = "cache_dir", values[n++] = u->s->cache;
-    TRY(ORT(GetEpDevices)(u->env, &devices, &count));
+    TRY(ORT(GetEpDevices)(env, &devices, &count));
     for (size_t k = 0; k < count && !own; k++)
         if (!strcmp(ORT(EpDevice_EpName)(devices[k]), NAME)) own = devices[k];
     if (!own) return failure(ORT_EP_FAIL, "polydyn: the provider is not registered any more");
-    return ORT(SessionOptionsAppendExecutionProvider_V2)(options, u->env, &own, 1, keys, values, n);
+    return ORT(SessionOptionsAppendExecutionProvider_V2)(options, env, &own, 1, keys, values, n);
 }
 
 static OrtStatus *open_session(unit *u, bool with_polydyn, OrtSession **session) {
     char path[64];
     OrtSessionOptions *options;
+    OrtEnv *env;
     TRY(open_model(u));
-    if (!u->env) TRY(ORT(CreateEnv)(LOG_WARNING, "polydyn", &u->env)); /* the environment of the process, counted */
+    TRY(environment(&env));
     TRY(ORT(CreateSessionOptions)(&options));
     OrtStatus *bad = ORT(SetIntraOpNumThreads)(options, u->s->threads);
     if (!bad) bad = ORT(AddSessionConfigEntry)(options, "session.intra_op.allow_spinning", "0");
     if (!bad) bad = ORT(SetSessionLogSeverityLevel)(options, LOG_ERROR);
-    if (!bad && with_polydyn) bad = append_provider(u, options);
+    if (!bad && with_polydyn) bad = append_provider(u, env, options);
     snprintf(path, sizeof path, "/proc/self/fd/%d", u->model_file);
-    if (!bad) bad = ORT(CreateSession)(u->env, path, options, session);
+    if (!bad) bad = ORT(CreateSession)(env, path, options, session);
     ORT(ReleaseSessionOptions)(options);
     return bad;
 }
@@ -82,7 +95,6 @@ void drop_inner(unit *u) {
 
 void free_inner(unit *u) {
     drop_inner(u);
-    if (u->env) ORT(ReleaseEnv)(u->env);
     if (u->model_file >= 0) close(u->model_file);
 }
 

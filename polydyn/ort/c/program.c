@@ -197,28 +197,12 @@ void borrow_threads(program *p, program *lender) {
     lender->uses++;
 }
 
-static void unload(program *p) {
+void close_program(program *p) {
+    if (!p || --p->uses) return;
+    if (p->program) p->pd_close(p->program);
     if (p->library) dlclose(p->library);
     if (p->library_file >= 0) close(p->library_file);
     if (p->file >= 0) close(p->file);
+    close_program(p->lender); /* after the programs that used its threads */
     free(p);
-}
-
-/* The threads of the lender may have been started by the code of a borrower, so its library stays until they ended. */
-void close_program(program *p) {
-    if (!p || --p->uses) return;
-    program *lender = p->lender;
-    if (p->program) p->pd_close(p->program);
-    if (lender) {
-        p->next = lender->closed;
-        lender->closed = p;
-        close_program(lender);
-        return;
-    }
-    while (p->closed) {
-        program *borrower = p->closed;
-        p->closed = borrower->next;
-        unload(borrower);
-    }
-    unload(p);
 }

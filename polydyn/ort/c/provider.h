@@ -80,8 +80,7 @@ struct program {
     pd_program *program;
     const pd_io *inputs, *outputs;
     int32_t input_count, output_count;
-    program *lender;        /* whose threads the program uses */
-    program *closed, *next; /* closed borrowers, whose libraries are still there */
+    program *lender; /* whose threads the program uses */
     int uses;
 };
 
@@ -118,7 +117,6 @@ typedef struct {
     pthread_mutex_t lock;         /* guards idle */
     call_state *idle;
     int model_file;               /* the node's graph as a model; -1: there is none */
-    OrtEnv *env;
     OrtSession *inner;            /* guarded by inner_lock */
     pthread_rwlock_t inner_lock;
     pthread_t thread;             /* compiles in the background */
