@@ -91,6 +91,7 @@ def install(**options: Any) -> None:
     provider_options(**options)
     register()
     base, is_named = ort_classes()[0], _numbers(onnxruntime.__version__) >= FIRST_BY_NAME
+    prepared: list[Any] = []  # options that have the provider already, because a caller uses them again
 
     class InferenceSession(base):  # type: ignore[misc, valid-type]
         """ONNX Runtime's session, with polydyn as its first provider."""
@@ -98,12 +99,15 @@ def install(**options: Any) -> None:
         def __init__(
             self, path_or_bytes: Any, sess_options: Any = None, providers: Any = None, *rest: Any, **more: Any
         ) -> None:
-            if _for_the_cpu(providers) and not _has_providers(sess_options):
+            if any(o is sess_options for o in prepared):
+                providers = None
+            elif _for_the_cpu(providers) and not _has_providers(sess_options):
                 if is_named:
                     sess_options, texts = _prepared(sess_options, options)
                     providers = [(NAME, texts), "CPUExecutionProvider"]
                 else:
                     sess_options, providers = session_options(sess_options, **options), None
+                    prepared.append(sess_options)
             super().__init__(path_or_bytes, sess_options, providers, *rest, **more)
 
     onnxruntime.InferenceSession = InferenceSession

@@ -163,6 +163,7 @@ static OrtStatus *compile_unit(unit *u) {
     if (left || sets != 1) {
         end_worker(&u->compiler);
         if (sets) TRY(make_inner(u, true));
+        if (u->closing) return NULL;
         say(u->s, LOG_WARNING, "polydyn: %zu nodes stay on ONNX Runtime's kernels; polydyn computes %d sets of nodes",
             left, sets);
         return NULL;
@@ -170,6 +171,7 @@ static OrtStatus *compile_unit(unit *u) {
     TRY(request(u->s, &u->compiler, COMPILE, u->key, u->whole));
     TRY(load_program(u));
     drop_inner(u); /* waits for the calls that it still computes */
+    if (u->closing) return NULL; /* the logger may have ended */
     say(u->s, LOG_INFO, "polydyn: the compiled program answers, after %ld calls", (long)u->inner_calls);
     return NULL;
 }

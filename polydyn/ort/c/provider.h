@@ -123,7 +123,7 @@ typedef struct {
     bool has_thread, unchecked;   /* unchecked: the node was claimed before its graph was checked */
     _Atomic bool closing, said_refusal;
     worker compiler;              /* of the thread */
-    _Atomic long calls, inner_calls;
+    _Atomic long inner_calls;
 } unit;
 
 OrtStatus *new_unit(const settings *s, const OrtNode *fused, unit **out);
