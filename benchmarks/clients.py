@@ -7,9 +7,9 @@ optimum (``pip install optimum-onnx``, with torch) opens the session itself: the
 ``onnxruntime``'s before it is imported. Its pipeline makes embeddings of texts with the stored tiny BERT and a
 tokenizer of sixteen words, with io binding and without.
 
-Eight packages that ship their models do their own work (``benchmarks/client_jobs.py``), in a process with ONNX Runtime
-and in one with polydyn: silero-vad, faster-whisper, openwakeword, rapidocr, nudenet, magika, piper-tts and
-pymupdf-layout. Texts, labels and numbers of boxes must be equal, numbers within ``CLOSE``. NAME runs some jobs only.
+Ten packages that ship their models do their own work (``benchmarks/client_jobs.py``), in a process with ONNX Runtime
+and in one with polydyn: silero-vad, faster-whisper, openwakeword, rapidocr, rapidocr-onnxruntime, ddddocr, nudenet,
+magika, piper-tts and pymupdf-layout. Texts, labels and numbers of boxes must be equal, numbers within ``CLOSE``. NAME runs some jobs only.
 A client that is not installed is named and left out. ``--provider``: sessions are ONNX Runtime's own, and polydyn is
 their execution provider (docs/onnxruntime.md).
 
