@@ -9,9 +9,9 @@ tokenizer of sixteen words, with io binding and without.
 
 Ten packages that ship their models do their own work (``benchmarks/client_jobs.py``), in a process with ONNX Runtime
 and in one with polydyn: silero-vad, faster-whisper, openwakeword, rapidocr, rapidocr-onnxruntime, ddddocr, nudenet,
-magika, piper-tts and pymupdf-layout. Texts, labels and numbers of boxes must be equal, numbers within ``CLOSE``. NAME runs some jobs only.
-A client that is not installed is named and left out. ``--provider``: sessions are ONNX Runtime's own, and polydyn is
-their execution provider (docs/onnxruntime.md).
+magika, piper-tts and pymupdf-layout. Texts, labels and numbers of boxes must be equal, numbers within ``CLOSE``. NAME
+runs some jobs only. A client that is not installed is named and left out. ``--provider``: sessions are ONNX Runtime's
+own, and polydyn is their execution provider (docs/onnxruntime.md).
 
 ``--examples FOLDER`` runs ONNX Runtime's own examples, which are not stored here: its docs/python/examples/*.py and the
 blocks of docs/python/api_summary.rst, unchanged and with ``polydyn.session`` instead of ``onnxruntime``
