@@ -25,7 +25,8 @@ STANDALONE = ("quickstart", "quantized", "new-gpu", "wrong-results")
 """Pages of docs/ whose blocks form one script without prerequisites."""
 TESTED = {"README.md", "CONTRIBUTING.md", "docs/switching.md", "docs/torch.md", "docs/serving.md"}
 TESTED |= {f"docs/{name}.md" for name in STANDALONE}
-ELSEWHERE = {f"docs/{name}.md" for name in ("schedules", "exploring", "writing-schedules", "extending", "decoding", "onnxruntime")}
+OTHERS = ("schedules", "exploring", "writing-schedules", "extending", "decoding", "onnxruntime")
+ELSEWHERE = {f"docs/{name}.md" for name in OTHERS}
 
 
 def blocks(page: str) -> list[str]:

@@ -15,6 +15,7 @@ import onnx
 import onnxruntime
 
 import polydyn.ort
+from tests.support.compile_server import stub
 from tests.support.tiny import model, node
 
 F = "float32"
@@ -84,14 +85,23 @@ def messages(text: str) -> list[str]:
     return re.findall(r"polydyn:0 polydyn\] polydyn: (.*?)(?:\x1b|$)", text, re.MULTILINE)
 
 
+CODES = ["main()"]
+"""Codes of compiling processes; the last one is in use."""
+
+
 @contextmanager
 def compiling_process(code: str) -> Iterator[None]:
-    """Start compiling processes with other code. ``start`` in it calls the real function."""
-    library = ctypes.CDLL(polydyn.ort.get_library_path())
-    head = f"import sys; sys.path[:] = {sys.path!r}; from polydyn.ort.worker import main\n"
-    set_code = library.PolydynSetDefaults
-    set_code(os.fsencode(sys.executable), (head + code).encode(), 1)
+    """Start compiling processes with other code, in which ``main`` is the worker's."""
+    CODES.append(code)
+    _use_last_code()
     try:
         yield
     finally:
-        set_code(os.fsencode(sys.executable), (head + "main()").encode(), os.cpu_count() or 1)
+        CODES.pop()
+        _use_last_code()
+
+
+def _use_last_code() -> None:
+    library = ctypes.CDLL(polydyn.ort.get_library_path())
+    code = stub(f"from polydyn.ort.worker import main\n{CODES[-1]}")
+    library.PolydynSetDefaults(os.fsencode(sys.executable), code.encode(), os.cpu_count() or 1)
