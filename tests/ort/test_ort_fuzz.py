@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import polydyn.ort
 import pytest
 
+import polydyn.ort
 from polydyn.testing import fuzz_ort
 from polydyn.testing.random_onnx import random_case
 
