@@ -1,6 +1,6 @@
 """Run random ONNX models in sessions of ONNX Runtime with the provider of polydyn, some of their nodes refused.
 
-usage: python -m polydyn.testing.fuzz_ort [SEEDS] [--first N] [--theme NAME] [--out FOLDER]
+usage: python -m polydyn.testing.fuzz_ort [SEEDS] [--first N] [--jobs 1] [--theme NAME] [--out FOLDER]
 
 Each model of ``random_onnx`` is run at several sizes by a session of which polydyn compiles all nodes that it supports,
 except random nodes that the option ``exclude`` names. Results are compared with those of ONNX Runtime alone, as in
@@ -17,9 +17,10 @@ import os
 import random
 import sys
 import tempfile
-import time
 from collections import Counter
 from collections.abc import Sequence
+from concurrent.futures import Future, ProcessPoolExecutor
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,7 @@ import onnx
 import polydyn.ort
 from polydyn.onnx_runtime import ort_classes, ort_session
 from polydyn.testing.disputes import goes_beyond
+from polydyn.testing.fuzz_models import Campaign, Result
 from polydyn.testing.model_check import Check, Finding, everything
 from polydyn.testing.random_onnx import THEMES, random_case
 
@@ -53,19 +55,19 @@ def refused_nodes(model: onnx.ModelProto, seed: int) -> list[str]:
     return [n.name for n in model.graph.node if r.random() < share]
 
 
-def run_seed(seed: int, theme: str = "") -> tuple[Counter[str], Finding | None, onnx.ModelProto, list[str]]:
-    """Run the model of a seed; return counts, the failure, the model and the refused nodes."""
+def run_seed(seed: int, theme: str = "", out: str = "") -> Result:
+    """Run the model of a seed. A model that fails is written into the folder ``out``, if there is one."""
     case = random_case(seed, theme)
     refused = refused_nodes(case.model, seed)
     check = Check(case.model, list(case.feeds()))
     check.ask()
     if not any(e is not None for e in check.expected):
-        return Counter({"no authority runs it": 1}), None, case.model, refused
+        return Result(seed, case.name, Counter({"no authority runs it": 1}))
     counts = check.out.counts
     try:
         ort_session(case.model.SerializeToString())
     except Exception:  # an implementation is missing; the authority then is onnx.reference
-        return Counter({"ONNX Runtime alone does not run it": 1}), None, case.model, refused
+        return Result(seed, case.name, Counter({"ONNX Runtime alone does not run it": 1}))
     options = ort_classes()[1]()
     options.log_severity_level = 4
     options.add_session_config_entry("session.record_ep_graph_assignment_info", "1")
@@ -92,8 +94,35 @@ def run_seed(seed: int, theme: str = "") -> tuple[Counter[str], Finding | None, 
             check.out.finding = None  # sizes that no definition covers: ONNX Runtime alone differs from run to run
     except Exception as e:
         check.record_finding("error", "session", f"{type(e).__name__}: {e}")
-    counts["models right"] += check.out.finding is None
-    return counts, check.out.finding, case.model, refused
+    finding = check.out.finding
+    counts["models right"] += finding is None
+    if finding is None:
+        return Result(seed, case.name, counts)
+    if out:
+        Path(out).mkdir(parents=True, exist_ok=True)
+        Path(out, f"seed{seed}.onnx").write_bytes(case.model.SerializeToString())
+    message = f"refused {refused}: {finding.message}"
+    return Result(seed, case.name, counts, Finding(finding.kind, finding.stage, message, finding.call))
+
+
+@cache
+def compile_quickly() -> None:
+    """Let the compiling processes of this process compile without optimisation."""
+    library = ctypes.CDLL(polydyn.ort.get_library_path())
+    library.PolydynSetDefaults(os.fsencode(sys.executable), WORKER.format(path=sys.path).encode(), 1)
+
+
+def run_quickly(seed: int, theme: str, out: str) -> Result:
+    """Run a seed in a process of a campaign."""
+    compile_quickly()
+    return run_seed(seed, theme, out)
+
+
+class OrtCampaign(Campaign):
+    """The models of many seeds, in a process that may die: ONNX Runtime itself crashes for some."""
+
+    def _submit(self, pool: ProcessPoolExecutor, seed: int) -> Future[Result]:
+        return pool.submit(run_quickly, seed, self.args.theme, self.args.out)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -101,34 +130,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("seeds", type=int, nargs="?", default=100)
     parser.add_argument("--first", type=int, default=0)
+    parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--theme", default="", choices=["", *THEMES])
     parser.add_argument("--out", default="", help="folder for models that fail")
     args = parser.parse_args(argv)
     with contextlib.ExitStack() as stack:
         if "POLYDYN_CACHE" not in os.environ:
             os.environ["POLYDYN_CACHE"] = stack.enter_context(tempfile.TemporaryDirectory(prefix="polydyn-fuzz-"))
-        polydyn.ort.register()
-        library = ctypes.CDLL(polydyn.ort.get_library_path())
-        library.PolydynSetDefaults(os.fsencode(sys.executable), WORKER.format(path=sys.path).encode(), 1)
-        return _campaign(args)
-
-
-def _campaign(args: argparse.Namespace) -> int:
-    total: Counter[str] = Counter()
-    failures, start = 0, time.monotonic()
-    for done, seed in enumerate(range(args.first, args.first + args.seeds), 1):
-        counts, finding, model, refused = run_seed(seed, args.theme)
-        total += counts
-        if finding is not None:
-            failures += 1
-            print(f"seed {seed}, refused {refused}: {finding.kind}, call {finding.call}: {finding.message}", flush=True)
-            if args.out:
-                Path(args.out).mkdir(parents=True, exist_ok=True)
-                Path(args.out, f"seed{seed}.onnx").write_bytes(model.SerializeToString())
-        if done % 25 == 0 or done == args.seeds:
-            spent = time.monotonic() - start
-            print(f"{done} models, {failures} failures, {spent:.0f} s; {dict(sorted(total.items()))}", flush=True)
-    return 1 if failures else 0
+        return OrtCampaign(args).run()
 
 
 if __name__ == "__main__":

@@ -16,8 +16,9 @@ def test_refused_nodes_are_random_and_the_same_each_time() -> None:
 
 
 def test_a_model_is_right_and_a_wrong_one_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    counts, finding, _, refused = fuzz_ort.run_seed(3)
-    assert finding is None and counts["models right"] == 1 and counts["calls compared"] > 1 and counts["sets"] > 0
+    right = fuzz_ort.run_seed(3)
+    assert right.finding is None and right.counts["models right"] == 1
+    assert right.counts["calls compared"] > 1 and right.counts["sets"] > 0
     real = polydyn.ort.InferenceSession
 
     def wrong(data: bytes, *arguments: object, **options: object) -> object:
@@ -34,4 +35,5 @@ def test_a_model_is_right_and_a_wrong_one_is_noticed(monkeypatch: pytest.MonkeyP
             return [a + a + 1 for a in self.session.run(*arguments)]  # type: ignore[attr-defined]
 
     monkeypatch.setattr(polydyn.ort, "InferenceSession", wrong)
-    assert fuzz_ort.run_seed(3)[1] is not None and refused is not None
+    finding = fuzz_ort.run_seed(3).finding
+    assert finding is not None and finding.kind == "wrong" and finding.message.startswith("refused [")
