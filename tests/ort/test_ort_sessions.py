@@ -202,6 +202,15 @@ def test_a_damaged_program_is_compiled_again(layers: Any) -> None:
         assert s.run(None, rows(2))[0].shape == (2, 4)
 
 
+def test_files_of_the_cache_may_be_removed_while_a_session_is_open(tmp_path: Path) -> None:
+    s = session(equal_sizes(), cache_dir=tmp_path)
+    for path in tmp_path.iterdir():
+        path.unlink()
+    x, z = np.ones(3, "float32"), np.ones(5, "float32")
+    assert s.run(None, {"x": x, "z": x})[0].shape == (3,)
+    np.testing.assert_allclose(s.run(None, {"x": x, "z": z})[0], 5 * np.exp(x), rtol=1e-6)
+
+
 def _flipped(data: bytes) -> bytes:
     """Return a program's file with one other byte in its library."""
     return data[:6000] + bytes([data[6000] ^ 1]) + data[6001:]
