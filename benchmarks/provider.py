@@ -1,14 +1,15 @@
 """polydyn inside ONNX Runtime: starts, first answers and calls, compared with ONNX Runtime's own and with polydyn's.
 
-usage: python -m benchmarks.provider MODEL.onnx ... [--exclude OPERATOR] [--calls 60] [--threads 1 2]
+usage: python -m benchmarks.provider MODEL.onnx ... [--exclude OPERATOR] [--divided] [--calls 60] [--threads 1 2]
 
 For each model, in processor seconds of this process: ``start``: opening a session, by ONNX Runtime alone, with the
 provider and stored programs, and from an EPContext model (medians of 9). ``background``: opening a session of which
 nothing is stored, and its first answer, and the same for ONNX Runtime alone (once). Then, for each number of threads
 and each stored shape of the model: medians of calls in random order by ONNX Runtime, the provider and polydyn's own
 ``Program.run``, and their ratios. ``--exclude``: the nodes of these operators stay with ONNX Runtime, so that the graph
-is divided; polydyn's own program then computes more than the sets. Results must be within 1e-4 of ONNX Runtime's.
-Processor time is compared because it depends less on other load than wall time.
+is divided; polydyn's own program then computes more than the sets. ``--divided``: also products with an operator
+between them that polydyn does not have, compared with polydyn's own ``Options(fallback="onnxruntime")``. Results must
+be within 1e-4 of ONNX Runtime's. Processor time is compared because it depends less on other load than wall time.
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+import warnings
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +31,7 @@ import onnx
 
 import polydyn
 import polydyn.ort
+from polydyn.errors import FallbackWarning
 from polydyn.onnx_runtime import ort_classes
 from polydyn.testing.inputs import feeds, shapes
 
@@ -88,15 +91,38 @@ def starts(path: str, exclude: Sequence[str], folder: Path) -> None:
     print("  first answer:", "; ".join(first.values()), flush=True)
 
 
-def calls(path: str, exclude: Sequence[str], threads: int, count: int) -> bool:
+def divided(path: str) -> None:
+    """Write a model of four products, two before and two after an operator that polydyn does not have."""
+    rng = np.random.default_rng(0)
+    sizes = {"a": (64, 512), "b": (512, 64), "c": (3, 512), "d": (512, 512)}
+    weights = {n: rng.standard_normal(s).astype(np.float32) / np.sqrt(s[0], dtype=np.float32) for n, s in sizes.items()}
+    node = onnx.helper.make_node
+    nodes = [
+        node("MatMul", ["x", "a"], ["p"]), node("Relu", ["p"], ["q"]), node("MatMul", ["q", "b"], ["s"]),
+        node("Cast", ["s"], ["i"], to=onnx.TensorProto.INT32),
+        node("TfIdfVectorizer", ["i"], ["v"], max_gram_length=1, max_skip_count=0, min_gram_length=1, mode="TF",
+             ngram_counts=[0], ngram_indexes=[0, 1, 2], pool_int64s=[0, 1, 2]),
+        node("MatMul", ["v", "c"], ["t"]), node("Tanh", ["t"], ["u"]), node("MatMul", ["u", "d"], ["y"]),
+    ]  # fmt: skip
+    x = onnx.helper.make_tensor_value_info("x", onnx.TensorProto.FLOAT, ["B", 64])
+    y = onnx.helper.make_tensor_value_info("y", onnx.TensorProto.FLOAT, ["B", 512])
+    constants = [onnx.numpy_helper.from_array(a, n) for n, a in weights.items()]
+    graph = onnx.helper.make_graph(nodes, "divided", [x], [y], constants)
+    onnx.save(onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 17)], ir_version=9), path)
+
+
+def calls(
+    path: str, exclude: Sequence[str], threads: int, count: int, sizes: Sequence[Mapping[str, int]] = (),
+    fallback: str | None = None,
+) -> bool:  # fmt: skip
     """Print medians of calls at every stored shape; return whether the results are right."""
     model, good = onnx.load(path), True
-    own = polydyn.compile(path, threads=threads)
+    own = polydyn.compile(path, threads=threads, options=polydyn.Options(fallback=fallback))
     options = settings()
     options.intra_op_num_threads = threads
     provider = polydyn.ort.InferenceSession(path, options, threads=threads, exclude=exclude)
     base = plain(path, threads)
-    for shape in shapes(Path(path).stem):
+    for shape in sizes or shapes(Path(path).stem):
         arrays = feeds(model, shape)
         players = {
             "ort": lambda a=arrays: base.run(None, a), "provider": lambda a=arrays: provider.run(None, a),
@@ -123,7 +149,8 @@ def calls(path: str, exclude: Sequence[str], threads: int, count: int) -> bool:
 def main() -> int:
     """Run the command line; return 1 if a result is wrong."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("models", nargs="+")
+    parser.add_argument("models", nargs="*")
+    parser.add_argument("--divided", action="store_true")
     parser.add_argument("--exclude", nargs="*", default=[])
     parser.add_argument("--calls", type=int, default=60)
     parser.add_argument("--threads", type=int, nargs="+", default=[1, 2])
@@ -135,6 +162,14 @@ def main() -> int:
             starts(path, args.exclude, Path(folder))
         for threads in args.threads:
             good &= calls(path, args.exclude, threads, args.calls)
+    if args.divided:
+        warnings.simplefilter("ignore", FallbackWarning)
+        print("products with an operator between them that polydyn does not have")
+        with tempfile.TemporaryDirectory() as folder:
+            path = str(Path(folder, "divided.onnx"))
+            divided(path)
+            for threads in args.threads:
+                good &= calls(path, [], threads, args.calls, [{"B": n} for n in (1, 7, 64, 256)], "onnxruntime")
     return int(not good)
 
 

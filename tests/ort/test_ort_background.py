@@ -1,4 +1,7 @@
-"""``compile="background"``: an inner session computes until a process has compiled the graph."""
+"""``compile="background"``: an inner session computes until a process has compiled the graph.
+
+Every test has a folder of programs of its own, because other processes that test share the cache.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,6 @@ import onnx
 import pytest
 
 import polydyn.ort
-from polydyn.build.cache import cache_root
 from tests.support.ort_sessions import compiling_process, divided, layer, messages, plain, rows, session
 
 LOGGED = 1
@@ -39,9 +41,11 @@ def wait_for(text: str, capfd: pytest.CaptureFixture[str], call: Any = lambda: N
     return messages(log)
 
 
-def test_calls_are_computed_before_and_after_the_program_takes_over(capfd: pytest.CaptureFixture[str]) -> None:
+def test_calls_are_computed_before_and_after_the_program_takes_over(
+    capfd: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
     m = other_layer("Sigmoid")
-    s, reference = session(m, LOGGED, compile="background", threads=2), plain(m)
+    s, reference = session(m, LOGGED, compile="background", threads=2, cache_dir=tmp_path), plain(m)
     expected = {n: reference.run(None, rows(n))[0] for n in range(1, 9)}
 
     def call(k: int = 0) -> None:
@@ -54,21 +58,21 @@ def test_calls_are_computed_before_and_after_the_program_takes_over(capfd: pytes
     assert int(said[-1].split()[-2]) >= 8
 
 
-def test_a_divided_graph_is_computed_by_polydyn_in_the_end(capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_divided_graph_is_computed_by_polydyn_in_the_end(capfd: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     """The nodes were claimed before they were checked: the inner session is replaced by one with polydyn."""
     m = divided()
     m.graph.node[5].op_type = "Sqrt"
-    s, reference = session(m, LOGGED, compile="background"), plain(m)
+    s, reference = session(m, LOGGED, compile="background", cache_dir=tmp_path), plain(m)
     said = wait_for("computes 2 sets of nodes", capfd, lambda: s.run(None, rows(3)))
     assert said[-1] == "1 nodes stay on ONNX Runtime's kernels; polydyn computes 2 sets of nodes"
     for count in (1, 5):
         np.testing.assert_allclose(s.run(None, rows(count))[0], reference.run(None, rows(count))[0], rtol=1e-5)
 
 
-def test_a_compiler_that_fails_is_named_and_calls_go_on(capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_compiler_that_fails_is_named_and_calls_go_on(capfd: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     m = other_layer("Softsign")
     with compiling_process("raise SystemExit('no words')"):
-        s = session(m, LOGGED, compile="background")
+        s = session(m, LOGGED, compile="background", cache_dir=tmp_path)
         said = wait_for("ended without an answer", capfd, lambda: s.run(None, rows(3)))
     assert "no words" in said[-1]
     np.testing.assert_allclose(s.run(None, rows(3))[0], plain(m).run(None, rows(3))[0], rtol=1e-5)
@@ -89,7 +93,7 @@ def test_a_session_that_is_closed_stops_the_compiler(tmp_path: Path) -> None:
         "main()"
     )
     with compiling_process(waiting):
-        s = session(other_layer("Softplus"), compile="background")
+        s = session(other_layer("Softplus"), compile="background", cache_dir=tmp_path)
         end = time.monotonic() + SECONDS
         while not (tmp_path / "begun").exists():
             assert time.monotonic() < end
@@ -99,7 +103,7 @@ def test_a_session_that_is_closed_stops_the_compiler(tmp_path: Path) -> None:
     assert (tmp_path / "stopped").exists()
 
 
-def test_what_cannot_be_compiled_is_not_tried_again(capfd: pytest.CaptureFixture[str]) -> None:
+def test_what_cannot_be_compiled_is_not_tried_again(capfd: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     """An error that would be raised again is stored; the graph then stays with ONNX Runtime without a process."""
     m = other_layer("Elu")
     code = (
@@ -108,15 +112,15 @@ def test_what_cannot_be_compiled_is_not_tried_again(capfd: pytest.CaptureFixture
         "c.cached_program = fail\nmain()"
     )
     with compiling_process(code):
-        s = session(m, LOGGED)
+        s = session(m, LOGGED, cache_dir=tmp_path)
     before = capfd.readouterr().err
-    again = session(m, LOGGED)
+    again = session(m, LOGGED, cache_dir=tmp_path)
     for log in (before, capfd.readouterr().err):
         assert "1 outputs are computed by ONNX Runtime's kernels" in log and "no words" in log
     for made in (s, again):
         np.testing.assert_allclose(made.run(None, rows(3))[0], plain(m).run(None, rows(3))[0], rtol=1e-5)
-    (failed,) = (cache_root() / "ort").glob("*.failed")
+    (failed,) = tmp_path.glob("*.failed")
     with pytest.raises(Exception, match="no words"):
-        session(m, strict=True)
+        session(m, strict=True, cache_dir=tmp_path)
     failed.unlink()
-    assert polydyn.ort.get_ep_name() in session(m, strict=True).get_providers()
+    assert polydyn.ort.get_ep_name() in session(m, strict=True, cache_dir=tmp_path).get_providers()

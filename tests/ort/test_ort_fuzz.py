@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import onnxruntime
 import pytest
 
 import polydyn.ort
@@ -18,7 +19,9 @@ def test_refused_nodes_are_random_and_the_same_each_time() -> None:
 def test_a_model_is_right_and_a_wrong_one_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     right = fuzz_ort.run_seed(3)
     assert right.finding is None and right.counts["models right"] == 1
-    assert right.counts["calls compared"] > 1 and right.counts["sets"] > 0
+    assert right.counts["calls compared"] > 1
+    if hasattr(onnxruntime.InferenceSession, "get_provider_graph_assignment_info"):
+        assert right.counts["sets"] > 0
     real = polydyn.ort.InferenceSession
 
     def wrong(data: bytes, *arguments: object, **options: object) -> object:

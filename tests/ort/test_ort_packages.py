@@ -51,8 +51,9 @@ print([s.get_providers()[0] for s in (one, two, three)], isinstance(one, ort.Inf
     assert done.stdout.endswith(f"['{NAME}', '{NAME}', 'CPUExecutionProvider'] True\n"), done.stderr
 
 
-def test_doctor_says_what_sessions_did(monkeypatch: pytest.MonkeyPatch) -> None:
-    session(layer(), exclude="Tanh", min_nodes=1)
+def test_doctor_says_what_sessions_did(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    session(layer(), exclude="Tanh", min_nodes=1, cache_dir=tmp_path / "ort")
+    monkeypatch.setattr(report, "cache_root", lambda: tmp_path)
     said = CliRunner().invoke(main, ["doctor"], terminal_width=1000).output.replace("\n", "")
     assert f"provider: onnxruntime {onnxruntime.__version__}, " in said
     assert "computes 2 of 3 nodes in 2 sets" in said and "Tanh_b (Tanh): the option exclude names it" in said

@@ -16,7 +16,6 @@ import pytest
 
 import polydyn
 import polydyn.ort
-from polydyn.build.cache import cache_root
 from polydyn.errors import InputError
 from tests.support.ort_sessions import (
     NAME,
@@ -187,19 +186,23 @@ def test_options_reach_the_compiler() -> None:
         s.run(None, rows(9))
 
 
-def stored(suffix: str) -> set[Path]:
-    return set((cache_root() / "ort").glob(f"*{suffix}"))
-
-
-def test_a_damaged_program_is_compiled_again(layers: Any) -> None:
-    before = stored(".ep")
-    s = session(layer(), strict=True, precision="bf16")
-    (path,) = stored(".ep") - before
+def test_a_damaged_program_is_compiled_again(tmp_path: Path) -> None:
+    s = session(layer(), strict=True, cache_dir=tmp_path)
+    (path,) = tmp_path.glob("*.ep")
     for damage in (path.read_bytes()[:5000], _flipped(path.read_bytes())):
         del s
         path.write_bytes(damage)
-        s = session(layer(), strict=True, precision="bf16")
+        s = session(layer(), strict=True, cache_dir=tmp_path)
         assert s.run(None, rows(2))[0].shape == (2, 4)
+
+
+def test_files_of_the_cache_may_be_removed_while_a_session_is_open(tmp_path: Path) -> None:
+    s = session(equal_sizes(), cache_dir=tmp_path)
+    for path in tmp_path.iterdir():
+        path.unlink()
+    x, z = np.ones(3, "float32"), np.ones(5, "float32")
+    assert s.run(None, {"x": x, "z": x})[0].shape == (3,)
+    np.testing.assert_allclose(s.run(None, {"x": x, "z": z})[0], 5 * np.exp(x), rtol=1e-6)
 
 
 def _flipped(data: bytes) -> bytes:
@@ -207,7 +210,7 @@ def _flipped(data: bytes) -> bytes:
     return data[:6000] + bytes([data[6000] ^ 1]) + data[6001:]
 
 
-def test_a_process_that_does_not_compile(capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_process_that_does_not_compile(capfd: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     """ONNX Runtime computes the graph, and says why; with ``strict`` the session fails."""
     m = layer()
     m.graph.node[1].op_type = "Sign"
@@ -216,13 +219,13 @@ def test_a_process_that_does_not_compile(capfd: pytest.CaptureFixture[str]) -> N
         with compiling_process(code):
             capfd.readouterr()
             np.testing.assert_allclose(
-                session(m, level=2).run(None, rows(2))[0], plain(m).run(None, rows(2))[0], rtol=1e-6
+                session(m, level=2, cache_dir=tmp_path).run(None, rows(2))[0], plain(m).run(None, rows(2))[0], rtol=1e-6
             )  # fmt: skip
             assert text in capfd.readouterr().err
             with pytest.raises(Exception, match=text):
-                session(m, strict=True)
+                session(m, strict=True, cache_dir=tmp_path)
     with pytest.raises(Exception, match=r"cannot start .*(?s:.*)POLYDYN_ORT_PYTHON"):
-        session(m, strict=True, python="/none/python")
+        session(m, strict=True, python="/none/python", cache_dir=tmp_path)
 
 
 def test_a_host_may_ignore_ended_processes(tmp_path: Path) -> None:

@@ -43,14 +43,12 @@ static OrtStatus *fill_unit(provider *p, const OrtGraph *graph, unit *u) {
         u->unchecked = p->unchecked;
     } else {
         MESSAGE model = {0};
-        char path[PATH_BYTES];
         TRY(write_model(graph, &model));
         strcpy(u->whole, p->whole);
         model_key(u->s, &model, p->whole, u->key);
-        cache_path(u->s, u->key, ".onnx", path);
-        if (!cache_has(u->s, u->key, ".onnx")) TRY(write_file(path, &model));
+        TRY(store_model(u->s, &model, u->key));
     }
-    if (!u->s->strict) TRY(open_model(u));
+    if (!u->s->strict) say_status(u->s, LOG_INFO, open_model(u)); /* the program may do without */
     OrtStatus *bad = make_program(p, u);
     if (!bad || u->s->strict || u->s->write_context) return bad;
     say(u->s, LOG_WARNING, "polydyn: %zu outputs are computed by ONNX Runtime's kernels, because their nodes were not "

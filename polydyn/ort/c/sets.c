@@ -102,12 +102,15 @@ static OrtStatus *outputs_are_plain(const OrtGraph *graph, bool *plain) {
     return NULL;
 }
 
-/* Stores the model of the graph if the compiling process or an inner session may need it. */
-static OrtStatus *store_model(const settings *s, const message *model, const char *key) {
+OrtStatus *store_model(const settings *s, const message *model, const char *key) {
     char path[PATH_BYTES];
-    if (cache_has(s, key, ".onnx") || (s->strict && cache_has(s, key, ".ep"))) return NULL;
+    bool compiled = cache_has(s, key, ".ep");
+    if (cache_has(s, key, ".onnx") || (s->strict && compiled)) return NULL;
     cache_path(s, key, ".onnx", path);
-    return write_file(path, model);
+    OrtStatus *bad = write_file(path, model);
+    if (!compiled) return bad;
+    say_status(s, LOG_WARNING, bad); /* a call that the program rejects is then an error */
+    return NULL;
 }
 
 static OrtStatus *decide(provider *p, const OrtGraph *graph, const OrtNode *const *nodes, size_t count,

@@ -193,7 +193,11 @@ OrtStatus *new_unit(const settings *s, const OrtNode *fused, unit **out) {
     u->model_file = -1;
     u->compiler = NO_WORKER;
     pthread_mutex_init(&u->lock, NULL);
-    pthread_rwlock_init(&u->inner_lock, NULL);
+    pthread_rwlockattr_t attributes; /* a session that takes over is not kept waiting by new calls */
+    pthread_rwlockattr_init(&attributes);
+    pthread_rwlockattr_setkind_np(&attributes, PTHREAD_RWLOCK_PREFER_WRITER_NONRECURSIVE_NP);
+    pthread_rwlock_init(&u->inner_lock, &attributes);
+    pthread_rwlockattr_destroy(&attributes);
     OrtStatus *bad = read_names(fused, u);
     if (bad) free_unit(u);
     else *out = u;
