@@ -1,7 +1,8 @@
 """Jobs of packages that ship their models, on generated inputs: ``python -m benchmarks.client_jobs NAME RUNTIME FILE``.
 
-RUNTIME is ``onnxruntime`` or ``polydyn``. For ``polydyn``, its classes replace ONNX Runtime's before the package is
-imported (docs/switching.md). FILE receives the job's results as JSON, with the seconds to open and to run.
+RUNTIME is ``onnxruntime``, ``polydyn`` or ``provider``. For ``polydyn``, its classes replace ONNX Runtime's before the
+package is imported (docs/switching.md). ``provider``: ONNX Runtime's own sessions, whose execution provider is polydyn
+(docs/onnxruntime.md). FILE receives the job's results as JSON, with the seconds to open and to run.
 ``benchmarks.clients`` runs every job with both and compares. Inputs are drawn from a seed: vowels made of harmonics,
 pages of rendered text, a PDF with a table, source texts.
 """
@@ -136,6 +137,44 @@ def rapidocr() -> Callable[[], Found]:
     return run
 
 
+@job("rapidocr_onnxruntime")
+def rapidocr_onnxruntime() -> Callable[[], Found]:
+    """Recognise texts, scores and boxes of two pages, by the package's own sessions."""
+    from rapidocr_onnxruntime import RapidOCR  # type: ignore[import-not-found]
+
+    engine = RapidOCR()
+
+    def run() -> Found:
+        found: Found = []
+        for image in (page(500, 200, 2), page(333, 421, 4)):
+            said, _ = engine(image)
+            found.append([[np.asarray(box).tolist(), text, float(score)] for box, text, score in said or ()])
+        return found
+
+    return run
+
+
+@job("ddddocr")
+def ddddocr() -> Callable[[], Found]:
+    """Read the text of two small pictures."""
+    import io
+
+    from ddddocr import DdddOcr  # type: ignore[import-not-found]
+    from PIL import Image
+
+    reader = DdddOcr(show_ad=False)
+
+    def run() -> Found:
+        found: Found = []
+        for image in (page(160, 60, 1), page(200, 64, 1)):
+            data = io.BytesIO()
+            Image.fromarray(image).save(data, "PNG")
+            found.append(reader.classification(data.getvalue()))
+        return found
+
+    return run
+
+
 @job("nudenet")
 def nudenet() -> Callable[[], Found]:
     """Detect objects in two pictures, one by one and as a batch."""
@@ -224,6 +263,10 @@ def main() -> None:
 
         for n in polydyn.session.__all__:
             setattr(onnxruntime, n, getattr(polydyn.session, n))
+    elif runtime == "provider":
+        import polydyn.ort
+
+        polydyn.ort.install()
     start = time.perf_counter()
     run = JOBS[name]()
     opened = time.perf_counter()

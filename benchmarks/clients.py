@@ -7,10 +7,11 @@ optimum (``pip install optimum-onnx``, with torch) opens the session itself: the
 ``onnxruntime``'s before it is imported. Its pipeline makes embeddings of texts with the stored tiny BERT and a
 tokenizer of sixteen words, with io binding and without.
 
-Eight packages that ship their models do their own work (``benchmarks/client_jobs.py``), in a process with ONNX Runtime
-and in one with polydyn: silero-vad, faster-whisper, openwakeword, rapidocr, nudenet, magika, piper-tts and
-pymupdf-layout. Texts, labels and numbers of boxes must be equal, numbers within ``CLOSE``. NAME runs some jobs only.
-A client that is not installed is named and left out.
+Ten packages that ship their models do their own work (``benchmarks/client_jobs.py``), in a process with ONNX Runtime
+and in one with polydyn: silero-vad, faster-whisper, openwakeword, rapidocr, rapidocr-onnxruntime, ddddocr, nudenet,
+magika, piper-tts and pymupdf-layout. Texts, labels and numbers of boxes must be equal, numbers within ``CLOSE``. NAME
+runs some jobs only. A client that is not installed is named and left out. ``--provider``: sessions are ONNX Runtime's
+own, and polydyn is their execution provider (docs/onnxruntime.md).
 
 ``--examples FOLDER`` runs ONNX Runtime's own examples, which are not stored here: its docs/python/examples/*.py and the
 blocks of docs/python/api_summary.rst, unchanged and with ``polydyn.session`` instead of ``onnxruntime``
@@ -212,8 +213,10 @@ def distance(a: Any, b: Any) -> float:
     return 0.0 if type(a) is type(b) and a == b else float("inf")
 
 
-def run_jobs(names: Sequence[str], folder: Path) -> bool:
-    """Print how each job differs between the runtimes, and the seconds of both; return whether all are close."""
+def run_jobs(names: Sequence[str], folder: Path, own: str = "polydyn") -> bool:
+    """Print how each job differs between ONNX Runtime and ``own``, and the seconds of both; return whether all are
+    close.
+    """
     good, root = True, str(Path(__file__).parent.parent)
     environment = os.environ | {"PYTHONPATH": os.pathsep.join([root, *(p for p in sys.path if p)])}
     for name in names:
@@ -221,7 +224,7 @@ def run_jobs(names: Sequence[str], folder: Path) -> bool:
             print(f"{name} is not installed: left out")
             continue
         done = []
-        for runtime in ("onnxruntime", "polydyn"):
+        for runtime in ("onnxruntime", own):
             command = [sys.executable, "-m", "benchmarks.client_jobs", name, runtime, str(folder / runtime)]
             result = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
             if result.returncode:
@@ -242,12 +245,13 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"run only these jobs, of {', '.join(JOBS)}")
     parser.add_argument("--examples", type=Path)
+    parser.add_argument("--provider", action="store_true", help="polydyn as an execution provider of ONNX Runtime")
     said = parser.parse_args()
     if said.examples:
         return run_examples(said.examples)
     with tempfile.TemporaryDirectory() as folder:
-        good = run_jobs(said.names or list(JOBS), Path(folder))
-    if said.names:
+        good = run_jobs(said.names or list(JOBS), Path(folder), "provider" if said.provider else "polydyn")
+    if said.names or said.provider:
         return int(not good)
     worst = 0.0
     with tempfile.TemporaryDirectory() as folder:

@@ -1,12 +1,17 @@
 """Where the processor time of a first start goes: each model in a new process with an empty cache, medians of trials.
 
 usage: python -m benchmarks.starting MODEL.onnx ... [--trials 3] [--sizes MODEL:SYMBOL=MULTIPLE ...]
+       python -m benchmarks.starting --short [--trials 9]
 
 Columns are processor seconds: ``all`` of the process and its compilers; ``import`` of packages; ``graph``: import of
 the model, fusion and lowering; ``proofs``: solving and proving; ``isl``: loops by isl; ``IR``: passes over the loop IR,
 their check and printing; ``kernels``, ``host.c``, ``run time``: gcc by kind of unit; ``rest``. ``again``: a second new
 process, which opens the stored program. ``lines``: lines of C of all kernels, and of the largest. Numbers need a quiet
 machine; results go to benchmarks/results/starting.json.
+
+``--short``: processor seconds of short processes, minimum and median of the trials, in alternating rounds: a saved
+program that runs once, a session of a cached program, ``polydyn --help`` and TABs. A row ``numpy`` is Python with
+numpy alone, which the first two include. The limit is ``SHORT_LIMIT``.
 """
 
 from __future__ import annotations
@@ -15,6 +20,7 @@ import argparse
 import json
 import math
 import os
+import resource
 import statistics
 import subprocess
 import sys
@@ -42,6 +48,21 @@ timing = program.timing.to_json() if program.timing else {"sections": [], "units
 print(json.dumps({"all": sum(u.ru_utime + u.ru_stime for u in spent), **timing}))
 """
 Row = dict[str, float]
+SHORT_LIMIT = 0.15
+"""Processor seconds that a short process may take on a quiet machine."""
+TAB = "import sys; sys.argv = ['polydyn']; from polydyn.__main__ import start; start()"
+SHORT: Mapping[str, tuple[list[str], Mapping[str, str]]] = {
+    "python": (["-c", "pass"], {}),
+    "numpy": (["-c", "import numpy"], {}),
+    "polydyn.load, run": (["-c", "import polydyn, numpy as np\n"
+                           "polydyn.load('toy.polydyn').run({'x': np.ones((3, 96), np.float32)})"], {}),
+    "session, run": (["-c", "import polydyn, numpy as np\n"
+                      "polydyn.InferenceSession('toy.onnx').run(None, {'x': np.ones((3, 96), np.float32)})"], {}),
+    "polydyn --help": (["-m", "polydyn", "--help"], {}),
+    "TAB: commands": (["-c", TAB], {"COMP_WORDS": "polydyn ", "COMP_CWORD": "1"}),
+    "TAB: options": (["-c", TAB], {"COMP_WORDS": "polydyn compile --", "COMP_CWORD": "2"}),
+}  # fmt: skip
+"""Name -> arguments of Python and environment of a short process, in a folder with a model and its program."""
 
 
 def start(path: str, multiples: Mapping[str, int], cache: str) -> dict[str, Any]:
@@ -80,6 +101,53 @@ def measure(path: str, multiples: Mapping[str, int], trials: int) -> Row:
     return {c: statistics.median(r[c] for r in found) for c in found[0]}
 
 
+def short(trials: int) -> dict[str, list[float]]:
+    """Return the processor seconds of every trial of the processes of ``SHORT``."""
+    out: dict[str, list[float]] = {name: [] for name in SHORT}
+    with tempfile.TemporaryDirectory() as folder:
+        paths = os.pathsep.join([os.getcwd(), *sys.path])
+        env = {**os.environ, "POLYDYN_CACHE": f"{folder}/cache", "PYTHONPATH": paths}
+        env.pop("PYTHONDONTWRITEBYTECODE", None)
+        _write_toy(Path(folder))
+        for trial in range(trials + 1):
+            for name, (arguments, more) in SHORT.items():
+                complete = {"_POLYDYN_COMPLETE": "bash_complete"} if more else {}
+                variables = {**env, **more, **complete}
+                before = resource.getrusage(resource.RUSAGE_CHILDREN)
+                subprocess.run(
+                    [sys.executable, *arguments], cwd=folder, env=variables, check=True, stdout=subprocess.DEVNULL
+                )
+                after = resource.getrusage(resource.RUSAGE_CHILDREN)
+                if trial:  # the first one fills the cache and compiles bytecode
+                    out[name].append(after.ru_utime - before.ru_utime + after.ru_stime - before.ru_stime)
+    return out
+
+
+def _write_toy(folder: Path) -> None:
+    """Write a small model and its program."""
+    import numpy as np
+    import onnx
+    from onnx import helper, numpy_helper
+
+    import polydyn
+
+    w = numpy_helper.from_array(np.ones((96, 32), np.float32), "w")
+    x, y = (helper.make_tensor_value_info(n, 1, ["B", size]) for n, size in (("x", 96), ("y", 32)))
+    graph = helper.make_graph([helper.make_node("MatMul", ["x", "w"], ["y"])], "toy", [x], [y], [w])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    onnx.save(model, str(folder / "toy.onnx"))
+    polydyn.compile(model).save(folder / "toy.polydyn")
+
+
+def report_short(trials: int) -> None:
+    """Measure and print ``SHORT``."""
+    rows = short(trials)
+    print(f"{'process':<20}{'min':>8}{'median':>8}   processor seconds; limit {SHORT_LIMIT} on a quiet machine")
+    for name, seconds in rows.items():
+        print(f"{name:<20}{min(seconds):8.3f}{statistics.median(seconds):8.3f}")
+    print(f"written: {record.save('starting_short', rows=rows, trials=trials).name}")
+
+
 def _multiples(texts: Sequence[str]) -> dict[str, dict[str, int]]:
     """Parse ``MODEL:SYMBOL=MULTIPLE`` to the multiples of each model's symbols."""
     out: dict[str, dict[str, int]] = {}
@@ -93,10 +161,14 @@ def _multiples(texts: Sequence[str]) -> dict[str, dict[str, int]]:
 def main() -> None:
     """See the module's docstring."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("models", nargs="+")
+    parser.add_argument("models", nargs="*")
     parser.add_argument("--trials", type=int, default=3)
+    parser.add_argument("--short", action="store_true")
     parser.add_argument("--sizes", nargs="*", default=(), metavar="MODEL:SYMBOL=MULTIPLE")
     args = parser.parse_args()
+    if args.short:
+        report_short(args.trials)
+        return
     multiples, rows = _multiples(args.sizes), dict[str, Row]()
     for path in args.models:
         name = Path(path).stem

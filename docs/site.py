@@ -27,11 +27,11 @@ from polydyn.errors import PolydynError
 from polydyn.testing.notebooks import run_cell
 
 ROOT = Path(__file__).resolve().parent.parent
-FIRST = ["quickstart", "concepts", "comparison"]
+FIRST = ["quickstart", "python", "concepts", "comparison"]
 BACKGROUND = ["glossary", "papers", "polyhedral", "cpu", "gpu-audit", "measurements", "versions", "licences", "ROADMAP"]
 """Pages of docs/ that are background, not guides."""
 CONTRIBUTING = ["first_pull_request.md"]
-MODULES = ("", ".session", ".explore", ".explore.pictures", ".extend", ".errors")
+MODULES = ("", ".session", ".ort", ".explore", ".explore.pictures", ".extend", ".errors")
 """The public modules, without ``polydyn``."""
 WIDTH = 88
 """Columns of a signature on one line."""

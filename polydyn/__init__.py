@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import sys
 import time
-from typing import TYPE_CHECKING, Any
+
+TYPE_CHECKING = False  # type checkers know this name; ``typing`` takes longer to import than this module
 
 if sys.platform != "linux":
     raise ImportError(
@@ -18,10 +19,19 @@ if sys.platform != "linux":
     )
 
 if TYPE_CHECKING:
+    from polydyn import backend as backend
+    from polydyn import errors as errors
+    from polydyn import explore as explore
+    from polydyn import extend as extend
+    from polydyn import ort as ort
+    from polydyn import session as session
     from polydyn.backends.options import Options as Options
     from polydyn.errors import PolydynError as PolydynError
+    from polydyn.generation import generate as generate
     from polydyn.measure import tune as tune
     from polydyn.program_cache import compile as compile
+    from polydyn.quantization import quantize as quantize
+    from polydyn.quantization import to_half as to_half
     from polydyn.runtime.opening import load as load
     from polydyn.runtime.program import Program as Program
     from polydyn.session import InferenceSession as InferenceSession
@@ -43,6 +53,9 @@ _LAZY = {
     "tune": "polydyn.measure",
     "Sizes": "polydyn.shapes.sizes",
     "PolydynError": "polydyn.errors",
+    "generate": "polydyn.generation",
+    "quantize": "polydyn.quantization",
+    "to_half": "polydyn.quantization",
     "InferenceSession": "polydyn.session",
     "SessionOptions": "polydyn.session",
     "RunOptions": "polydyn.session",
@@ -50,25 +63,27 @@ _LAZY = {
 }
 """Maps a public name to its module, imported at first use: loading a saved program needs only numpy."""
 
+_MODULES = ("backend", "errors", "explore", "extend", "ort", "session")
+"""Modules that are imported at first use."""
 
 __all__ = [
     "InferenceSession", "Options", "OrtValue", "PolydynError", "Program", "RunOptions", "SessionOptions", "Sizes",
-    "compile", "load", "tune",
+    "compile", "generate", "load", "quantize", "to_half", "tune",
 ]  # fmt: skip
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    return sorted({*globals(), *__all__, *_MODULES})
 
 
-def __getattr__(name: str) -> Any:
-    from importlib import import_module
+if not TYPE_CHECKING:  # a type checker reports names that polydyn does not have
 
-    if name == "backend":
-        return import_module("polydyn.backend")
-    if name not in _LAZY:
-        raise AttributeError(f"module 'polydyn' has no attribute {name!r}")
-    from polydyn.errors import needing_packages
+    def __getattr__(name: str) -> object:
+        from importlib import import_module
 
-    with needing_packages(f"polydyn.{name}"):
-        return getattr(import_module(_LAZY[name]), name)
+        if name not in _LAZY and name not in _MODULES:
+            raise AttributeError(f"module 'polydyn' has no attribute {name!r}")
+        from polydyn.errors import needing_packages
+
+        with needing_packages(f"polydyn.{name}"):
+            return import_module(f"polydyn.{name}") if name in _MODULES else getattr(import_module(_LAZY[name]), name)

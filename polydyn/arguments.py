@@ -64,6 +64,13 @@ def checked_mapping(values: Any, role: str, wanted: str) -> Mapping[Any, Any]:
     return values
 
 
+def checked_report(report: Any) -> Any:
+    """Return a function for progress, or None. WrongTypeError: it cannot be called."""
+    if report is not None and not callable(report):
+        wrong_type("report", report, "a function of the progress")
+    return report
+
+
 def check_repeats(repeats: Any) -> None:
     """Check the number of calls for a median. InputError: it is no integer, or below 1."""
     if checked_integer(repeats, "repeats") < 1:

@@ -35,7 +35,7 @@ DEFINED = "#define PD_CHECKED 1\n#define PD_AMX_EMULATED 1\n"
 """Definitions for compiling the leaf functions. A real matrix unit would not check memory."""
 
 
-class CheckError(PolydynError):
+class CheckError(PolydynError, RuntimeError):
     """Raised if a kernel accesses memory that it must not access, or if its result depends on task order. A bug in
     polydyn.
     """

@@ -71,6 +71,12 @@ class Timing:
         """Return plain data."""
         return {"seconds": self.seconds, "processor": self.processor, **asdict(self)}
 
+    def __repr__(self) -> str:
+        return f"<Timing: {self.seconds:.2f} s in {len(self.sections)} sections, {len(self.units)} translation units>"
+
+    def _repr_html_(self) -> str:
+        return f"<pre>{self}</pre>"
+
     def __str__(self) -> str:
         rows = [f"{'section':<36}{'seconds':>9}{'processor':>11}{'times':>8}"]
         rows += [f"{s.name:<36}{s.seconds:9.3f}{s.processor:11.3f}{s.count:8}" for s in self.sections]

@@ -33,6 +33,7 @@ from polydyn.graph.importer import ModelLike
 from polydyn.graph.ir import Dim, Graph
 from polydyn.graph.regions import FallbackNodes
 from polydyn.graph.show import show_graph
+from polydyn.logs import note, progress
 from polydyn.program.assemble import KernelsAhead, build_artifact
 from polydyn.program.assemble_parts import assemble_parts
 from polydyn.program.plan import HostPlan
@@ -81,6 +82,7 @@ def compile(
         artifact, compiled = compile_artifact(
             model, target=target, dims=dims, options=options, records=records, symbols=symbols, schedules=schedules
         )
+        progress("opening")
         with section("opening"):
             program = open_program(artifact, threads=threads, compilations=compiled)
             del artifact
@@ -143,10 +145,11 @@ def _artifact(
     begun: ExitStack,
 ) -> tuple[Artifact, int]:  # fmt: skip
     """Return the artifact of one attempt and the number of compiled units. An error names what could not be planned."""
+    progress("reading the model")
     with section(IMPORT):
         graph = stage("import", read(), show_graph)
-    for note in fallback_notes(graph):
-        warnings.warn(note, FallbackWarning, stacklevel=4)
+    for sentence in fallback_notes(graph):
+        warnings.warn(sentence, FallbackWarning, stacklevel=4)
     build = _prepare(stage, graph, backend, records, dims, begun)
     guessed, copies, optional = graph.guessed, graph.copies, graph.optional
     said = {"metadata": dict(graph.metadata)} | ({"host": dict(graph.host)} if graph.host else {})
@@ -154,6 +157,8 @@ def _artifact(
     artifact, compiled = build()
     for sentence in refused_sizes(artifact.manifest).values():
         log.warning(sentence)
+    for g in artifact.manifest["guards"]:
+        note("guards", "%s: %s", g["rule"], g["message"])
     artifact = _named(artifact, copies)
     if guessed and not backend.on_device:
         general = partial(read, general=True)

@@ -38,7 +38,7 @@ LONGEST_NAME = 80
 """Maximum characters of a dumped file's name."""
 
 
-class DebugError(PolydynError):
+class DebugError(PolydynError, ValueError):
     """An environment variable of the debug ladder is invalid, or its folder cannot be written."""
 
 

@@ -11,7 +11,14 @@ from contextlib import contextmanager
 from copy import copy
 
 from polydyn.debug import DebugError
-from polydyn.schedules.errors import CodegenError, Declined, LegalityError, PolydynError, ScheduleError
+from polydyn.schedules.errors import (
+    CodegenError,
+    Declined,
+    LegalityError,
+    PolydynError,
+    ScheduleError,
+    ScheduleNameError,
+)
 
 __all__ = [
     "ArtifactError",
@@ -27,9 +34,11 @@ __all__ = [
     "ModelError",
     "PolydynError",
     "ScheduleError",
+    "ScheduleNameError",
     "ShapeError",
     "UnknownNameError",
     "UnsupportedError",
+    "UnwritableError",
     "WrongTypeError",
 ]
 
@@ -65,9 +74,6 @@ class WrongTypeError(InputError, TypeError):
 class UnknownNameError(InputError, KeyError):
     """A name that the object does not have."""
 
-    def __str__(self) -> str:  # KeyError would put the message in quotes
-        return str(self.args[0])
-
 
 class MissingModelError(ModelError, FileNotFoundError):
     """The file of a model does not exist."""
@@ -75,6 +81,16 @@ class MissingModelError(ModelError, FileNotFoundError):
 
 class MissingFileError(ArtifactError, FileNotFoundError):
     """The file of a saved program, or of records, does not exist."""
+
+
+class UnwritableError(ArtifactError, InputError, OSError):
+    """A file cannot be written: no folder, no permission, no space."""
+
+    @classmethod
+    def of(cls, path: object, error: OSError) -> UnwritableError:
+        """Return the error for a path that the system refused with ``error``."""
+        reason = error.strerror or str(error)
+        return cls(f"cannot write {path}: {reason}", remedy="choose a writable folder with free space")
 
 
 class MissingPackageError(UnsupportedError, ModuleNotFoundError):

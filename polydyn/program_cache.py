@@ -11,7 +11,7 @@ import os
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from polydyn.arguments import check_threads, checked_flag, checked_path, checked_text
+from polydyn.arguments import check_threads, checked_flag, checked_path, checked_report, checked_text
 from polydyn.backends.options import Options
 from polydyn.clock import measuring, section, timed
 from polydyn.debug import is_observed
@@ -20,6 +20,7 @@ from polydyn.errors import (
     PolydynError,
     needing_packages,
 )
+from polydyn.logs import Report, activate, note, reporting
 from polydyn.program_key import Arguments, program_key, sources_changed
 from polydyn.program_store import store_program, stored_program
 from polydyn.runtime.program import Program
@@ -33,6 +34,12 @@ if TYPE_CHECKING:
 
 __all__ = ["Arguments", "cached_program", "compile"]
 
+_SAID = {
+    (True, True): "the program is in the cache: %s",
+    (True, False): "the program is not in the cache: %s",
+    (False, False): "the program has no key%s: it is compiled and not stored",
+}
+"""(has a key, is stored) -> the note about a program."""
 STARTS = ("full", "quick")
 """Values of ``start``."""
 UNKEYED = (PolydynError, TypeError, ValueError, AttributeError)
@@ -53,6 +60,7 @@ def compile(
     schedules: Source | Iterable[Source] = (),
     cache: bool = True,
     start: str = "full",
+    report: Report | None = None,
 ) -> Program:
     """Compile an ONNX model once, for every shape.
 
@@ -71,8 +79,9 @@ def compile(
     records, polydyn and compiler) opens without being compiled again, and a new program is stored. With False it is
     always compiled (kernels still come from the cache of objects). ``start``: with "quick" this returns at once if the
     program is not stored. ONNX Runtime, if it is installed, or an evaluator in numpy answers calls while a process
-    compiles the model; then the compiled program takes over (docs/adr/0037-quick-start.md). Raises PolydynError, see
-    ``polydyn.errors``.
+    compiles the model; then the compiled program takes over (docs/adr/0037-quick-start.md). ``report`` is called with
+    each step of a compilation in this process (``polydyn.logs.CompileProgress``: stage, k of n, seconds). Raises
+    PolydynError, see ``polydyn.errors``.
     """
     check_start(start)
     if records is not None:
@@ -85,11 +94,12 @@ def compile(
         {} if symbols is None else symbols,
         read_schedules(schedules if isinstance(schedules, Iterable) else [schedules]),
     )
-    if checked_flag(cache, "cache"):
-        return cached_program(model, arguments, threads=threads, start=start)
-    if start == "quick":
-        return _quick(model, arguments, threads, "")
-    return _compile(model, arguments, threads)
+    with reporting(checked_report(report)):
+        if checked_flag(cache, "cache"):
+            return cached_program(model, arguments, threads=threads, start=start)
+        if start == "quick":
+            return _quick(model, arguments, threads, "")
+        return _compile(model, arguments, threads)
 
 
 def cached_program(
@@ -103,10 +113,14 @@ def cached_program(
     """
     check_threads(threads)
     check_start(start)
+    activate()
     arguments = arguments or Arguments()
     with measuring() as clock:
         key = _key(model, arguments)
         program = stored_program(key, threads=threads) if key else None
+        note("cache", _SAID[bool(key), program is not None], key[:12])
+        if program is not None and program.manifest.get("dims"):
+            _warn(program)
         if program is None and start == "quick":
             return _quick(model, arguments, threads, key)
         if program is None:
@@ -115,6 +129,16 @@ def cached_program(
                 store_program(program, key)
     program.timing = clock.timing()
     return program
+
+
+def _warn(program: Program) -> None:
+    """Repeat the warnings of the compilation about ranges that the model refuses."""
+    from polydyn.runtime.explain import refused_sizes
+
+    for sentence in refused_sizes(program.manifest).values():
+        from logging import getLogger
+
+        getLogger("polydyn").warning(sentence)
 
 
 def check_start(start: str) -> str:

@@ -9,11 +9,13 @@ program takes to open.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 import json
 import os
 import sys
+import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 import polydyn
 from polydyn.backends.options import Options
-from polydyn.build.cache import digest
+from polydyn.build.cache import FileCache, digest
 from polydyn.build.compiler import find_compiler
 from polydyn.build.features import data_cache, machine_features
 from polydyn.errors import BuildError, MissingModelError, ModelError, UnsupportedError
@@ -135,8 +137,10 @@ def model_digest(model: ModelLike) -> str:
             h.update(digest(name, file_digest(path)).encode())
     elif isinstance(model, (bytes, bytearray, memoryview)):
         h.update(model)
+    elif callable(serialize := getattr(model, "SerializeToString", None)):
+        h.update(serialize(deterministic=True))
     else:
-        h.update(model.SerializeToString(deterministic=True))
+        raise UnsupportedError("a model in memory with external data has no key", rule="program_key")
     return h.hexdigest()
 
 
@@ -218,17 +222,39 @@ def sources_changed() -> bool:
     return _sources()[1] > polydyn.IMPORTED_NS
 
 
+SETTLED_NS = 2 * 10**9
+"""Nanoseconds since the last change of a file after which a further change gives it another time."""
+
+
 @functools.cache
 def _sources() -> tuple[str, int]:
-    """Return the hash of polydyn's own files, and the latest time of modification in nanoseconds."""
+    """Return the hash of polydyn's own files, and the latest time of modification in nanoseconds.
+
+    The cache keeps the hash under the states of the files. No program can set the time of a file's last change
+    (``st_ctime``), so equal states are equal files, except within the resolution of that time.
+    """
     root = str(Path(polydyn.__file__).parent)
-    h, latest = hashlib.sha256(), 0
-    for path in _source_files(root):
-        with open(path, "rb", buffering=0) as f:
-            data, latest = f.read(), max(latest, os.fstat(f.fileno()).st_mtime_ns)
-        h.update(f"{path[len(root) :]}\0{len(data)}\0".encode())
-        h.update(data)
-    return h.hexdigest(), latest
+    paths = list(_source_files(root))
+    states = [os.stat(p) for p in paths]
+    key = digest(*(f"{p}\0{s.st_dev} {s.st_ino} {s.st_size} {s.st_mtime_ns} {s.st_ctime_ns}" for p, s in
+                   zip(paths, states, strict=True)))  # fmt: skip
+    settled = time.time_ns() - max(s.st_ctime_ns for s in states) > SETTLED_NS
+    found, cache = None, None
+    with contextlib.suppress(BuildError):  # a folder that cannot be used
+        cache = FileCache("sources")
+        found = cache.get(key) if settled else None
+    if found is None:
+        h = hashlib.sha256()
+        for path in paths:
+            with open(path, "rb", buffering=0) as f:
+                data = f.read()
+            h.update(f"{path[len(root) :]}\0{len(data)}\0".encode())
+            h.update(data)
+        found = h.hexdigest().encode()
+        with contextlib.suppress(BuildError, UnsupportedError):
+            if cache is not None and settled:
+                cache.put(key, found)
+    return found.decode(), max(s.st_mtime_ns for s in states)
 
 
 def _source_files(folder: str) -> Iterator[str]:

@@ -35,6 +35,7 @@ from polydyn.program_store import stored_program
 from polydyn.runtime.artifact import read_artifact
 from polydyn.runtime.opening import open_program
 from polydyn.runtime.program import Array, Program, numpy_dtype
+from polydyn.runtime.tables import html_table
 from polydyn.shapes.sizes import sizes_by_name
 
 if TYPE_CHECKING:
@@ -160,9 +161,15 @@ class QuickProgram(Program):
         self._taking_over.start()
 
     def __getattribute__(self, name: str) -> Any:
-        if name in _OWN or name.startswith("__"):
+        if name in _OWN or name.startswith(("__", "_repr_", "_ipython_")):  # notebooks look for these
             return object.__getattribute__(self, name)
         return getattr(self.compiled(), name)
+
+    def __repr__(self) -> str:
+        return f"<QuickProgram: {self._report}>" if self._program is None else repr(self._program)
+
+    def _repr_html_(self) -> str:
+        return html_table(repr(self)[1:-1], (), ()) if self._program is None else self._program._repr_html_()
 
     def run(self, feeds: Mapping[str, Any], out: Mapping[str, Array] | None = None) -> dict[str, Array]:
         """Compute the outputs, by the compiled program if it is ready; see ``Program.run``."""

@@ -34,8 +34,11 @@ class PolydynError(Exception):
         self.message = given_back(message)
         super().__init__("\n".join([self.message, *(f"  {k}: {v}" for k, v in places.items() if v is not None)]))
 
+    def __str__(self) -> str:  # errors that are KeyErrors too would put the message in quotes
+        return str(self.args[0]) if self.args else ""
 
-class LegalityError(PolydynError):
+
+class LegalityError(PolydynError, ValueError):
     """A schedule or promotion violates a dependence; the message has a witness. Always a bug in polydyn.
 
     ``violated`` is the isl set or map that the witness is an element of, or None.
@@ -44,11 +47,15 @@ class LegalityError(PolydynError):
     violated: Any = None
 
 
-class ScheduleError(PolydynError):
+class ScheduleError(PolydynError, ValueError):
     """A schedule matrix has no solution, or a pattern was applied where it does not fit."""
 
 
-class CodegenError(PolydynError):
+class ScheduleNameError(ScheduleError, KeyError):
+    """A statement, axis, loop or tensor that the schedule does not have."""
+
+
+class CodegenError(PolydynError, RuntimeError):
     """A pass was applied although its conditions do not hold, or the loop IR broke an invariant. A bug in polydyn."""
 
 

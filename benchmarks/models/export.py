@@ -36,7 +36,7 @@ def export_torch(name: str) -> onnx.ModelProto:
     source = build_source(name)
     with torch.no_grad(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        return _newer(source) if source.newer else _traced(source)
+        return newer_export(source) if source.newer else _traced(source)
 
 
 def _traced(source: Source) -> onnx.ModelProto:
@@ -59,7 +59,7 @@ def _traced(source: Source) -> onnx.ModelProto:
     return onnx.load_model_from_string(buffer.getvalue())
 
 
-def _newer(source: Source) -> onnx.ModelProto:
+def newer_export(source: Source) -> onnx.ModelProto:
     """Export by the exporter behind ``dynamo=True``; it takes the axes of inputs only, nested like ``forward``'s
     arguments.
     """

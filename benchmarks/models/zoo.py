@@ -112,23 +112,23 @@ def gpt2(**config: Any) -> Source:
 
 
 def gpt2_past(**config: Any) -> Source:
-    """Build a decoder with its cache in and out (see ``_decoder``)."""
+    """Build a decoder with its cache in and out (see ``decoder_source``)."""
     c = hf.GPT2Config(**EAGER, **config)
     cache = (c.n_layer, c.n_head, c.n_embd // c.n_head)
-    return _decoder(hf.GPT2Model(c), c.vocab_size, cache, "last_hidden_state")
+    return decoder_source(hf.GPT2Model(c), c.vocab_size, cache, "last_hidden_state")
 
 
 def llama(**config: Any) -> Source:
-    """Build a decoder with rotary positions and fewer key heads than query heads, its cache in and out (``_decoder``).
+    """Build a decoder with rotary positions and fewer key heads than query heads, its cache in and out.
 
     Attention is the default of transformers (``sdpa``), as in users' exports.
     """
     c = hf.LlamaConfig(**config)
     cache = (c.num_hidden_layers, c.num_key_value_heads, c.head_dim)
-    return _decoder(hf.LlamaForCausalLM(c), c.vocab_size, cache, "logits", newer=True)
+    return decoder_source(hf.LlamaForCausalLM(c), c.vocab_size, cache, "logits", newer=True)
 
 
-def _decoder(
+def decoder_source(
     module: torch.nn.Module, vocabulary: int, cache: tuple[int, int, int], output: str, newer: bool = False
 ) -> Source:
     """Build a decoder with symbols B, L (new tokens), P (past), T = P + L (the mask's length).

@@ -227,7 +227,7 @@ class ContractKernel(Variant):
         row of the tile.
         """
         panel = (self.product.steps * self.product.inner_steps * self.plan.columns).constant
-        return panel is not None and panel <= SHORT_PANEL and (self.tile.across or not self.tile.long)
+        return panel is not None and panel <= SHORT_PANEL and (bool(self.tile.across) or not self.tile.long)
 
     def runs(self, body: Body) -> Body:
         """Build runs of row tiles, if results are contiguous along rows."""

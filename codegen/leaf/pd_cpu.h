@@ -544,12 +544,15 @@ PD_INLINE vi64 pd_abs_vi64(vi64 x) { return vsel_i64(__builtin_convertvector(x <
 #if defined(__GNUC__) && !defined(__clang__) && (PD_W == 16 || PD_W == 8 || PD_W == 4)
 #define PD_LANES PD_NUMBERS
 
-/* lane l is v[l / m * m]: the first element of every group of m */
+/* lane l is v[l / m * m], the first element of every group of m, or v[l / m]: every element m times */
 #if defined(PD_LANES)
-#define PD_SPREAD(m) PD_INLINE vf32 vspread##m##_f32(vf32 v) { return __builtin_shuffle(v, (vi32)PD_LANES & -m); }
+#define PD_SPREAD(m)                                                                                                  \
+  PD_INLINE vf32 vspread##m##_f32(vf32 v) { return __builtin_shuffle(v, (vi32)PD_LANES & -m); }                        \
+  PD_INLINE vf32 vrepeat##m##_f32(vf32 v) { return __builtin_shuffle(v, (vi32)PD_LANES / m); }
 #else
 #define PD_SPREAD(m)                                                                                                  \
-  PD_INLINE vf32 vspread##m##_f32(vf32 v) { vf32 r; for (int l = 0; l < PD_W; ++l) r[l] = v[l / m * m]; return r; }
+  PD_INLINE vf32 vspread##m##_f32(vf32 v) { vf32 r; for (int l = 0; l < PD_W; ++l) r[l] = v[l / m * m]; return r; }    \
+  PD_INLINE vf32 vrepeat##m##_f32(vf32 v) { vf32 r; for (int l = 0; l < PD_W; ++l) r[l] = v[l / m]; return r; }
 #endif
 PD_SPREAD(2) PD_SPREAD(4) PD_SPREAD(8)
 #define PD_HALVE(T, V, M, NAME, OP)                                                                                   \

@@ -1,8 +1,7 @@
 /* pd_math.h: mathematical functions on vectors of float32; pd_cpu.h includes it where their parts are known.
 
    Largest errors over all float32 exponents, denormals included, in units in the last place: exp 1.0 (1.1 where there is
-   no FMA), tanh 2.5 (2.7), erf 1.3 (1.6), sigmoid 2.3, log 0.8, log1p 2.3, sin and cos 1.5, atan 2.7 (2.8), asin 2.2, acos
-   1.2; scalar tails (libm) 0.6, 2.1, 0.9, 2.3, then below 1 (tests/kernels/test_c_math.py). */
+   no FMA), tanh 2.5 (2.7), erf 1.3 (1.6), sigmoid 2.3; scalar tails (libm) 0.6, 2.1, 0.9, 2.3 (tests/test_c_math.py). */
 #pragma once
 
 PD_INLINE vf32 pd_rint_fast(vf32 x) { const f32 magic = 12582912.0f; return (x + magic) - magic; } /* |x| < 2^22 */
@@ -143,131 +142,14 @@ PD_INLINE vf32 pd_sigmoid_inline_vf32(vf32 x) {
   return pd_below(x, 0.0f, e, vbcast_f32(1.0f)) / (1.0f + e);
 }
 
-/* trigonometric and hyperbolic functions and their inverses of single numbers: the C library's */
-#define PD_CIRCULAR(T, S)                                                                                             \
-  PD_INLINE T pd_tan_##T(T x) { return tan##S(x); }      PD_INLINE T pd_atan_##T(T x) { return atan##S(x); }           \
-  PD_INLINE T pd_asin_##T(T x) { return asin##S(x); }    PD_INLINE T pd_acos_##T(T x) { return acos##S(x); }           \
-  PD_INLINE T pd_sinh_##T(T x) { return sinh##S(x); }    PD_INLINE T pd_cosh_##T(T x) { return cosh##S(x); }           \
-  PD_INLINE T pd_asinh_##T(T x) { return asinh##S(x); }  PD_INLINE T pd_acosh_##T(T x) { return acosh##S(x); }         \
-  PD_INLINE T pd_atanh_##T(T x) { return atanh##S(x); }
-PD_CIRCULAR(f32, f) PD_CIRCULAR(f64, )
-
-#define PD_LANEWISE(NAME)                                                                                             \
-  PD_LEAF vf32 pd_##NAME##_vf32(vf32 x) { vf32 y; for (int l = 0; l < PD_W; ++l) y[l] = pd_##NAME##_f32(x[l]); return y; }
-
-/* log: exponent times ln 2, and a polynomial of the mantissa in [sqrt(1/2), sqrt(2)). Denormals are scaled up first */
-PD_INLINE vf32 pd_log_inline_vf32(vf32 x) {
-  vf32 y = vsel_f32(x < 1.17549435e-38f, x * 8388608.0f, x);
-  vi32 bits = (vi32)y - 0x3f3504f3, e = (bits >> 23) - (23 & (x < 1.17549435e-38f));
-  vf32 m = (vf32)((bits & 0x7fffff) + 0x3f3504f3) - 1.0f, n = __builtin_convertvector(e, vf32);
-  vf32 z = m * m;
-  vf32 p = 7.0376836292e-2f * m - 1.1514610310e-1f;
-  p = p * m + 1.1676998740e-1f;
-  p = p * m - 1.2420140846e-1f;
-  p = p * m + 1.4249322787e-1f;
-  p = p * m - 1.6668057665e-1f;
-  p = p * m + 2.0000714765e-1f;
-  p = p * m - 2.4999993993e-1f;
-  p = p * m + 3.3333331174e-1f;
-  p = p * m * z - n * 2.12194440e-4f;
-  vf32 r = m + (p - 0.5f * z) + n * 0.693359375f;
-  r = vsel_f32(x == 0.0f, vbcast_f32(-INFINITY), vsel_f32(x < INFINITY, r, x)); /* infinity and NaN stay */
-  return vsel_f32(x < 0.0f, vbcast_f32(NAN), r);
-}
-
-/* log1p: log of the rounded u = 1 + x, times the rounding x / (u - 1) */
-PD_INLINE vf32 pd_log1p_inline_vf32(vf32 x) {
-  vf32 u = 1.0f + x, y = pd_log_inline_vf32(u) * (x / (u - 1.0f));
-  return vsel_f32((u == 1.0f) | (x == INFINITY), x, y);
-}
-
-/* sin and cos: the angle to [-pi/4, pi/4] in float64, as multiples of pi/2 that a float32 nearly hits cancel most digits;
-   the C library's from 2^18 on, where n no longer fits a mantissa's product */
-typedef f64 pd_wide_f64 __attribute__((vector_size(8 * PD_W)));
-PD_INLINE vf32 pd_circle(vf32 x, i32 quarters) {
-  vf32 n = pd_rint_fast(x * 0.636619772367581343f);
-  pd_wide_f64 w = __builtin_convertvector(x, pd_wide_f64), k = __builtin_convertvector(n, pd_wide_f64);
-  vf32 r = __builtin_convertvector((w - k * 1.57079632673412561417) - k * 6.07710050650619224932e-11, vf32), z = r * r;
-  vf32 s = (-1.9515295891e-4f * z + 8.3321608736e-3f) * z - 1.6666654611e-1f;
-  vf32 c = (2.443315711809948e-5f * z - 1.388731625493765e-3f) * z + 4.166664568298827e-2f;
-  s = s * z * r + r;
-  c = c * z * z - 0.5f * z + 1.0f;
-  vi32 q = __builtin_convertvector(n, vi32) + quarters;
-  vf32 y = vsel_f32((q & 1) != 0, c, s);
-  return (vf32)((vi32)y ^ ((q & 2) << 30));
-}
-PD_INLINE int pd_any_from(vf32 x, f32 limit) {
-  vb far = ~(pd_magnitude(x) < limit);
-  i32 some = 0;
-  for (int l = 0; l < PD_W; ++l) some |= far[l];
-  return some;
-}
-#define PD_CIRCLE(NAME, QUARTERS)                                                                                     \
-  PD_INLINE vf32 pd_##NAME##_inline_vf32(vf32 x) {                                                                     \
-    const vb zero = -(QUARTERS == 0) & (x == 0.0f); /* sin(-0) is -0 */                                                \
-    if (!pd_any_from(x, 262144.0f)) return vsel_f32(zero, x, pd_circle(x, QUARTERS));                                  \
-    vf32 y;                                                                                                            \
-    for (int l = 0; l < PD_W; ++l) y[l] = pd_##NAME##_f32(x[l]);                                                       \
-    return y;                                                                                                          \
-  }
-PD_CIRCLE(sin, 0) PD_CIRCLE(cos, 1)
-
-#if defined(__AVX512F__) && PD_W == 16 && !defined(__clang__)
-PD_INLINE vf32 pd_sqrt_vf32(vf32 x) { return (vf32)__builtin_ia32_sqrtps512_mask(x, x, 0xffff, 4); }
-PD_INLINE vf32 pd_floor_vf32(vf32 x) { return (vf32)__builtin_ia32_rndscaleps_mask(x, 9, x, 0xffff, 4); }
-PD_INLINE vf32 pd_ceil_vf32(vf32 x) { return (vf32)__builtin_ia32_rndscaleps_mask(x, 10, x, 0xffff, 4); }
-#elif defined(__AVX__) && PD_W == 8
-PD_INLINE vf32 pd_sqrt_vf32(vf32 x) { return (vf32)__builtin_ia32_sqrtps256(x); }
-PD_INLINE vf32 pd_floor_vf32(vf32 x) { return (vf32)__builtin_ia32_roundps256(x, 9); }
-PD_INLINE vf32 pd_ceil_vf32(vf32 x) { return (vf32)__builtin_ia32_roundps256(x, 10); }
-#else
-PD_LANEWISE(sqrt) PD_LANEWISE(floor) PD_LANEWISE(ceil)
-#endif
-
-/* atan: of (x - 1) / (x + 1) or -1 / x where x is large, then pi/4 or pi/2 more */
-PD_INLINE vf32 pd_atan_inline_vf32(vf32 x) {
-  vf32 a = pd_magnitude(x);
-  vb high = a > 2.414213562373095f, low = ~(a > 0.4142135623730950f);
-  vf32 t = vsel_f32(high, vbcast_f32(-1.0f), vsel_f32(low, a, a - 1.0f)) /
-           vsel_f32(high, a, vsel_f32(low, vbcast_f32(1.0f), a + 1.0f));
-  vf32 from = vsel_f32(high, vbcast_f32(1.57079632679489662f), vsel_f32(low, (vf32){0}, vbcast_f32(0.785398163397448310f)));
-  vf32 z = t * t;
-  vf32 p = 8.05374449538e-2f * z - 1.38776856032e-1f;
-  p = p * z + 1.99777106478e-1f;
-  p = p * z - 3.33329491539e-1f;
-  return pd_signed(from + (p * z * t + t), x);
-}
-
-/* asin: a polynomial up to 1/2, beyond it pi/2 - 2 asin(sqrt((1 - x) / 2)); acos alike */
-PD_INLINE vf32 pd_arc(vf32 z, vf32 t) {
-  vf32 p = 4.2163199048e-2f * z + 2.4181311049e-2f;
-  p = p * z + 4.5470025998e-2f;
-  p = p * z + 7.4953002686e-2f;
-  p = p * z + 1.6666752422e-1f;
-  return p * z * t + t;
-}
-PD_INLINE vf32 pd_asin_inline_vf32(vf32 x) {
-  vf32 a = pd_magnitude(x);
-  vb far = a > 0.5f;
-  vf32 z = vsel_f32(far, 0.5f * (1.0f - a), x * x);
-  vf32 p = pd_arc(z, vsel_f32(far, pd_sqrt_vf32(z), a));
-  return pd_signed(vsel_f32(far, 1.57079632679489662f - 2.0f * p, p), x);
-}
-PD_INLINE vf32 pd_acos_inline_vf32(vf32 x) {
-  vf32 a = pd_magnitude(x);
-  vb far = a > 0.5f;
-  vf32 z = vsel_f32(far, 0.5f * (1.0f - a), x * x);
-  vf32 p = pd_arc(z, vsel_f32(far, pd_sqrt_vf32(z), x));
-  vf32 behind = vsel_f32(x < 0.0f, 3.14159265358979324f - 2.0f * p, 2.0f * p);
-  return vsel_f32(far, behind, 1.57079632679489662f - p);
-}
-
 /* the same out of line: an epilogue on a register tile would otherwise hold a hundred copies */
 #define PD_OUTLINE(NAME) PD_LEAF vf32 pd_##NAME##_vf32(vf32 x) { return pd_##NAME##_inline_vf32(x); }
 PD_OUTLINE(exp) PD_OUTLINE(expm1) PD_OUTLINE(tanh) PD_OUTLINE(erf) PD_OUTLINE(sigmoid)
-PD_OUTLINE(log) PD_OUTLINE(log1p) PD_OUTLINE(sin) PD_OUTLINE(cos) PD_OUTLINE(atan) PD_OUTLINE(asin) PD_OUTLINE(acos)
 
-PD_LANEWISE(sign) PD_LANEWISE(erfc)
+#define PD_LANEWISE(NAME)                                                                                             \
+  PD_LEAF vf32 pd_##NAME##_vf32(vf32 x) { vf32 y; for (int l = 0; l < PD_W; ++l) y[l] = pd_##NAME##_f32(x[l]); return y; }
+PD_LANEWISE(erfc)
+#include "pd_functions.h"
 /* half to even, in the direction that is set */
 #if defined(__AVX512F__) && PD_W == 16 && !defined(__clang__)
 PD_INLINE vf32 pd_rint_vf32(vf32 x) { return (vf32)__builtin_ia32_rndscaleps_mask(x, 4, x, 0xffff, 4); }
@@ -292,6 +174,14 @@ PD_INLINE vi8 pd_sign_vi8(vi8 x) { return (x < 0) - (x > 0); }
 PD_INLINE vi8 pd_abs_vi8(vi8 x) { vi8 m = x < 0; return (vi8)((vu8)(x ^ m) - (vu8)m); }
 PD_INLINE vf32 pd_abs_vf32(vf32 x) { return (vf32)((vi32)x & 0x7fffffff); }
 
+/* trigonometric and hyperbolic functions and their inverses: the C library's */
+#define PD_CIRCULAR(T, S)                                                                                             \
+  PD_INLINE T pd_tan_##T(T x) { return tan##S(x); }      PD_INLINE T pd_atan_##T(T x) { return atan##S(x); }           \
+  PD_INLINE T pd_asin_##T(T x) { return asin##S(x); }    PD_INLINE T pd_acos_##T(T x) { return acos##S(x); }           \
+  PD_INLINE T pd_sinh_##T(T x) { return sinh##S(x); }    PD_INLINE T pd_cosh_##T(T x) { return cosh##S(x); }           \
+  PD_INLINE T pd_asinh_##T(T x) { return asinh##S(x); }  PD_INLINE T pd_acosh_##T(T x) { return acosh##S(x); }         \
+  PD_INLINE T pd_atanh_##T(T x) { return atanh##S(x); }
+PD_CIRCULAR(f32, f) PD_CIRCULAR(f64, )
 PD_LANEWISE(tan) PD_LANEWISE(sinh) PD_LANEWISE(cosh)
 PD_LANEWISE(asinh) PD_LANEWISE(acosh) PD_LANEWISE(atanh)
 

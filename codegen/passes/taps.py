@@ -81,11 +81,11 @@ def specialise_guards(body: ir.Body, window: Window) -> ir.Body:
     unrolled = _Version.of(body, window, window.loops)
     edge = unrolled if taps <= UNROLLED_AT_EDGES else _Version.of(body, window, ())
     guarded = out = _two_chains(_edge_version(edge.checked, (), window))
-    if edge.lines:
-        out = _edge_version(edge.split.body(edge.whole, lines=True), edge.lines, window)
-    lines, lanes = unrolled.lines, unrolled.split.lanes
+    if at_edge := edge.split.lines:
+        out = _edge_version(edge.split.body(edge.whole, lines=True), at_edge, window)
+    lines, lanes = unrolled.split.lines, unrolled.split.lanes
     if edge is not unrolled:
-        out = guarded = _choice(edge.lines, out, guarded)
+        out = guarded = _choice(at_edge, out, guarded)
     if (lanes or edge is not unrolled) and not window.partial:
         inside = _edge_version(unrolled.split.body(unrolled.whole, lines=True, lanes=True), (*lines, *lanes), window)
         out = _choice(lanes, inside, out)
@@ -96,18 +96,13 @@ def specialise_guards(body: ir.Body, window: Window) -> ir.Body:
 class _Version:
     """A tile with some of its loops over taps unrolled.
 
-    ``whole``: for a tile whose outputs all exist; ``checked``: with scalar checks around taps. ``lines`` and the lanes
-    of ``split`` say when no check is needed.
+    ``whole``: for a tile whose outputs all exist; ``checked``: with scalar checks around taps. ``split`` knows when no
+    check is needed.
     """
 
     whole: ir.Body
     checked: ir.Body
     split: _Guards
-
-    @property
-    def lines(self) -> list[Index]:
-        """Expressions that are >= 0 if the checks that are uniform over lanes hold."""
-        return self.split.lines
 
     @classmethod
     def of(cls, body: ir.Body, window: Window, loops: Sequence[str]) -> _Version:

@@ -74,16 +74,21 @@ class _Lanes:
         return _range(v, self.width) if isinstance(v, Op) and v.dtype == "bool" else v
 
     def _spread(self, v: ir.FlatLoad) -> Value | None:
-        """Return a load whose groups of m lanes read one element each: consecutive elements, spread over the groups."""
-        for m in (2, 4, 8) if v.dtype in FLOAT_LANES and not v.guard else ():
+        """Return a load whose groups of m lanes read one element each.
+
+        The elements of the groups are m apart, and spread over the groups, or adjacent, and repeated.
+        """
+        for m in (2, 4, 8) if v.dtype in FLOAT_LANES and not v.guard and v.address.symbols() else ():
             group = Index.of(self.var) // m
-            found = lane_stride(v.address - group * m, self.var, self.start, self.width)
-            if found is None or found[0] != ZERO or self.width % m:
-                continue
-            first = found[1] + (self.start // m) * m
-            count = Index.of(self.width) if self.mask is None else minimum(self.width, self.mask)
-            whole = replace(v, address=first, lanes=self.width, stride=ONE, mask=count - (m - 1))
-            return ir.Apply(v.dtype, f"vspread{m}_f32", (whole,))
+            for apart, leaf in ((m, "vspread"), (1, "vrepeat")) if self.width % m == 0 else ():
+                found = lane_stride(v.address - group * apart, self.var, self.start, self.width)
+                if found is None or found[0] != ZERO:
+                    continue
+                count = Index.of(self.width) if self.mask is None else minimum(self.width, self.mask)
+                read = count - (m - 1) if apart == m else count.ceildiv(m)
+                first = found[1] + (self.start // m) * apart
+                whole = replace(v, address=first, lanes=self.width, stride=ONE, mask=read)
+                return ir.Apply(v.dtype, f"{leaf}{m}_f32", (whole,))
         return None
 
     def _integers(self, i: Index) -> Value:

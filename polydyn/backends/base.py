@@ -13,6 +13,7 @@ from polydyn.errors import planning
 from polydyn.fusion.pipeline import fusion_plan, rewrite_graph
 from polydyn.fusion.plan import FusionPlan
 from polydyn.graph.ir import Graph
+from polydyn.logs import progress
 from polydyn.lowering.place import Builder, PlacedGroup
 from polydyn.program.plan import HostPlan
 from polydyn.search.records import Records
@@ -25,6 +26,10 @@ class Kernels:
     plan: FusionPlan
     placed: Sequence[PlacedGroup]
     notes: tuple[str, ...] = ()
+
+
+KERNELS = "generating kernels"
+"""The stage in the progress of a compilation."""
 
 
 class Target(ABC):
@@ -70,11 +75,14 @@ class Target(ABC):
         """Return the kernels of all groups: lowered, scheduled, proven, generated. After each group, ``report`` gets
         all kernels so far."""
         placed: list[PlacedGroup] = []
-        for group in builder.plan.groups:
+        groups = builder.plan.groups
+        progress(KERNELS, 0, len(groups))
+        for number, group in enumerate(groups, 1):
             step = planning(f"the kernel of {group.nodes[-1].output}", (n.origin for n in group.nodes))
             with step, section("lowering"):
                 placed += builder.place(group)
             report(placed)
+            progress(KERNELS, number, len(groups))
         unproven = (f"{x}: its addresses are right by construction, they are not proven" for x in builder.unproven)
         notes = (*builder.notes, *builder.roundings, *builder.untuned, *dict.fromkeys(unproven))
         return Kernels(builder.plan, placed, notes)

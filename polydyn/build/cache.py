@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import IO
 
 from polydyn.build.eviction import grown, touch
-from polydyn.errors import BuildError, InputError
+from polydyn.errors import BuildError, PolydynError, UnwritableError
 
 
 def cache_root() -> Path:
@@ -84,11 +84,13 @@ def write_atomically(path: Path, *chunks: bytes | memoryview) -> None:
 
 @contextlib.contextmanager
 def writable(path: Path) -> Iterator[None]:
-    """Convert OSErrors while writing a user's file. InputError: the folder does not exist or is not writable."""
+    """Convert OSErrors while writing a user's file. UnwritableError: no folder, no permission or no space."""
     try:
         yield
+    except PolydynError:
+        raise
     except OSError as e:
-        raise InputError(f"cannot write {path}: {e.strerror}", remedy="choose a writable folder") from e
+        raise UnwritableError.of(path, e) from e
 
 
 class FileCache:

@@ -20,6 +20,7 @@ from polydyn.build.cache import FileCache, digest, library_file
 from polydyn.build.features import MACROS, architecture, available_cores, machine_features
 from polydyn.clock import section, timed, unit_compiled
 from polydyn.errors import BuildError
+from polydyn.logs import note, progress
 
 GENERATOR = "1"
 """Part of every cache key. Increase it when old objects must not be reused for the same text."""
@@ -208,8 +209,12 @@ class Building:
         with _folder_errors():
             self._folder = tempfile.TemporaryDirectory(prefix="polydyn-", ignore_cleanup_errors=True)
             self._work = Path(self._folder.name)
-            for name, text in self._headers.items():
-                (self._work / name).write_text(text, encoding="utf-8")
+            try:
+                for name, text in self._headers.items():
+                    (self._work / name).write_text(text, encoding="utf-8")
+            except OSError:
+                self._folder.cleanup()  # without __enter__ there is no __exit__
+                raise
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -231,6 +236,7 @@ class Building:
                 self._keys[name] = key
                 (self._work / name).write_text(text, encoding="utf-8")
                 known = self._cache.get(key)
+                note("cache", "unit %s %s", name, "is compiled" if known is None else "is in the cache")
                 if known is None:
                     self._waiting.append(name)
                 else:
@@ -246,7 +252,8 @@ class Building:
         if library is None:
             self.request(units)
             with _folder_errors():
-                while self._waiting or self._running:
+                while left := len(self._waiting) + len(self._running):
+                    progress("compiling C", len(self._keys) - left, len(self._keys))
                     if not self._step():
                         with section("waiting for the C compiler"):
                             _wait_for_one([p.pid for p in self._running.values()])

@@ -25,7 +25,9 @@ KINDS = {
     "cuda": "compiled CUDA, with the output of ptxas",
     "emulated": "CUDA compiled for the CPU",
     "libcuda": "the driver library of the emulation",
+    "sources": "hashes of polydyn's own files",
     "programs": "whole programs, as polydyn.compile stores them",
+    "ort": "models and programs of the execution provider of ONNX Runtime",
 }
 """Folders that can be created again from their sources. ``machines`` is not one of them: it contains measurements."""
 

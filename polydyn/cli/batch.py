@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections import Counter
 from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,7 +17,7 @@ from polydyn.errors import InputError
 
 if TYPE_CHECKING:
     from polydyn.jobs.ledger import Attempt, Ledger
-    from polydyn.jobs.run import State
+    from polydyn.jobs.run import State, Step
 
 class Batches(click.Group):
     """A group in which ``batch FILE`` means ``batch run FILE``."""
@@ -45,13 +46,23 @@ JOBS = click.argument("jobs", type=click.Path(exists=True, dir_okay=False, path_
 @click.option("--scheduler", metavar="tcp://HOST:PORT", help="The address of a Dask scheduler to use instead.")
 @click.option("--files", type=click.Choice(("content", "path")), default="content", show_default=True,
               help="How files reach the workers of a scheduler: by content, or by paths that they share.")  # fmt: skip
+@click.option("--only", multiple=True, metavar="PATTERN",
+              help="Run jobs whose output, records, model or target matches, as in 'bert*' or cuda; repeatable.")
+@click.option("--dry-run", is_flag=True, help="Show what would be done, and why a step cannot begin. Nothing runs.")
+@click.option("--junit", type=click.Path(dir_okay=False, path_type=Path), help="Also write this JUnit XML file.")
 @as_json
-def run(jobs: Path, workers: int, scheduler: str | None, files: str, as_json: bool) -> None:
+def run(
+    jobs: Path, workers: int, scheduler: str | None, files: str, only: tuple[str, ...], dry_run: bool,
+    junit: Path | None, as_json: bool,
+) -> None:  # fmt: skip
     """Run the jobs of a file, except finished ones; exit code 3 if a job failed."""
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
     from polydyn.jobs.run import Batch
 
+    if dry_run:
+        _show_plan(Batch(jobs, only=only).plan(), as_json)
+        return
     columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[left]}"), TimeElapsedColumn())
     with Progress(*columns, console=terminal(), transient=True, disable=as_json or not terminal().is_terminal) as bar:
         line = bar.add_task("starting workers", total=None, left="")
@@ -62,7 +73,9 @@ def run(jobs: Path, workers: int, scheduler: str | None, files: str, as_json: bo
             if not as_json:
                 print_text(text)
 
-        result = Batch(jobs, workers, scheduler, files == "path", say).run()
+        result = Batch(jobs, workers, scheduler, files == "path", say, only).run()
+    if junit is not None:
+        _write(jobs, junit)
     s = result.state
     counts = {"steps": s.steps, "done": s.done, "skipped": s.skipped, "failed": s.failed}
     summary = f"{s.steps} steps: {s.done} done, {s.skipped} done before, {s.failed} failed; {result.report}"
@@ -70,44 +83,67 @@ def run(jobs: Path, workers: int, scheduler: str | None, files: str, as_json: bo
     sys.exit(DIFFERENT if s.failed else 0)
 
 
+def _show_plan(planned: list[tuple[Step, str]], as_json: bool) -> None:
+    """Print what ``run`` would do; exit code 3 if a step cannot begin."""
+    from polydyn.runtime.explain import text_table
+
+    rows = [(s.name, s.kind, s.job.arguments.target, what) for s, what in planned]
+    counts = Counter(what.partition(",")[0].partition(" (")[0] for _, what in planned)
+    names = ("step", "kind", "target", "state")
+    answer(
+        as_json, {"steps": [dict(zip(names, r, strict=True)) for r in rows]}, text_table(names, rows),
+        f"{len(rows)} steps: {', '.join(f'{n} {what}' for what, n in counts.items())}",
+    )  # fmt: skip
+    sys.exit(DIFFERENT if "cannot begin" in counts else 0)
+
+
 @batch.command()
 @JOBS
 @as_json
 def status(jobs: Path, as_json: bool) -> None:
     """Show the latest attempt of every step in the ledger of a job file."""
-    from polydyn.jobs.ledger import latest
+    from polydyn.jobs.ledger import failures_first, latest, matrix
     from polydyn.runtime.explain import text_table
 
     ledger = _ledger(jobs)
     final, attempts = latest(ledger.attempts()), ledger.attempts()
-    runs = ledger.runs()
+    runs, steps = ledger.runs(), ledger.steps()
     ledger.close()
     heading = ("step", "outcome", "attempts", "seconds", "what")
     tried = {job: sum(a.job == job for a in attempts) for job in final}
     rows = [
         (job, a.outcome, str(tried[job]), f"{a.facts.get('seconds', 0.0):.1f}", a.error.partition("\n")[0])
-        for job, a in sorted(final.items())
+        for job, a in failures_first(final)
     ]
+    targets, models = matrix(steps, final)
+    table = [text_table(("model", *targets), [(m, *o) for m, o in models])] if len(targets) > 1 else []
     done = sum(a.outcome == "done" for a in final.values())
     answer(
-        as_json, {"runs": len(runs), "steps": [_plain(a) for a in final.values()]}, text_table(heading, rows),
+        as_json, {"runs": len(runs), "steps": [_plain(a) for a in final.values()]}, text_table(heading, rows), *table,
         f"{len(final)} steps begun, {done} done, {len(attempts)} attempts in {len(runs)} runs",
     )  # fmt: skip
 
 
 @batch.command()
 @JOBS
-@click.option("-o", "--output", required=True, type=click.Path(dir_okay=False, path_type=Path), help="The HTML file.")
+@click.option("-o", "--output", required=True, type=click.Path(dir_okay=False, path_type=Path),
+              help="The HTML file; JUnit XML if it ends in .xml.")  # fmt: skip
 @as_json
 def report(jobs: Path, output: Path, as_json: bool) -> None:
-    """Write the report of the last run as one HTML page."""
+    """Write the report of the last run as one HTML page, or as JUnit XML."""
+    _write(jobs, output)
+    answer(as_json, {"output": str(output)}, str(output))
+
+
+def _write(jobs: Path, output: Path) -> None:
+    """Write the report of the last run; the form follows from the suffix. UnwritableError: the file is not writable."""
     from polydyn.build.cache import writable
+    from polydyn.jobs.junit import write_junit
     from polydyn.jobs.report import write_report
 
     ledger = _ledger(jobs)
     with closing(ledger), writable(output):
-        write_report(ledger, jobs.name, output)
-    answer(as_json, {"output": str(output)}, str(output))
+        (write_junit if output.suffix == ".xml" else write_report)(ledger, jobs.name, output)
 
 
 def _ledger(jobs: Path) -> Ledger:

@@ -19,10 +19,11 @@ REQUIRED_PACKAGES = ("numpy", "islpy", "onnx", "click", "rich")
 EXTRAS = {
     "fallback": ("onnxruntime",),
     "explore": ("sympy", "networkx", "ipywidgets"),
+    "generate": ("tokenizers",),
     "jobs": ("dask", "distributed", "pyyaml"),
     "test": (
-        "dask", "distributed", "pyyaml", "pytest", "pytest-xdist", "setuptools", "hypothesis", "onnxruntime",
-        "sympy", "networkx",
+        "dask", "distributed", "pyyaml", "mypy", "pytest", "pytest-xdist", "setuptools", "hypothesis", "onnxruntime",
+        "sympy", "networkx", "tokenizers",
     ),
     "lint": ("ruff", "mypy"),
     "bench": ("onnxruntime", "psutil", "matplotlib", "sympy"),
@@ -62,6 +63,7 @@ def findings() -> Iterator[Finding]:
     text = f"{architecture()}, {available_cores()} cores, {' '.join(reported) or 'no known features'}"
     yield Finding("processor", text)
     yield _cache()
+    yield from _provider()
     yield _packages("packages", REQUIRED_PACKAGES, needed=True)
     for extra, names in EXTRAS.items():
         yield _packages(f"extra [{extra}]", names, needed=False)
@@ -87,6 +89,16 @@ def _cache() -> Finding:
     if sources_changed():
         text += "; programs are not stored, because a file of polydyn is dated in the future: set its date (touch)"
     return Finding("cache", text)
+
+
+def _provider() -> Iterator[Finding]:
+    """Yield the state of the provider of ONNX Runtime, and what it did for the last models."""
+    from polydyn.ort.report import last_sessions, state_or_error
+
+    text, ok, absent = state_or_error()
+    yield Finding("provider", text, ok=ok, absent=absent)
+    for line in last_sessions():
+        yield Finding("provider", line)
 
 
 def _packages(subject: str, names: tuple[str, ...], needed: bool) -> Finding:

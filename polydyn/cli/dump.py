@@ -13,9 +13,10 @@ from polydyn.build.cache import writable
 from polydyn.cli.group import main
 from polydyn.cli.machine import CompileSettings, as_json, of_machine
 from polydyn.cli.output import answer
-from polydyn.cli.progress import working
+from polydyn.cli.progress import compiling
 from polydyn.compiler import plan_program
-from polydyn.errors import DebugError, InputError
+from polydyn.errors import DebugError, InputError, UnwritableError
+from polydyn.logs import reporting
 from polydyn.runtime.artifact import is_artifact
 
 
@@ -41,7 +42,7 @@ def dump(model: str, output: Path, as_json: bool, settings: CompileSettings) -> 
         if not any(f.is_file() and f.stat().st_size for f in output.rglob("*")):
             shutil.rmtree(output)
         if isinstance(e, DebugError) and isinstance(e.__cause__, OSError):
-            raise InputError(f"cannot write {output}: {e.__cause__.strerror}", remedy="choose a writable folder") from e
+            raise UnwritableError.of(output, e.__cause__) from e
         raise
     files = sorted(str(f.relative_to(output)) for f in output.rglob("*") if f.is_file())
     answer(as_json, {"output": str(output), "files": files}, f"{output}: {len(files)} files")
@@ -51,7 +52,7 @@ def _stages(model: str, output: Path, settings: CompileSettings) -> None:
     before = os.environ.get("POLYDYN_DUMP_DIR")
     os.environ["POLYDYN_DUMP_DIR"] = str(output)
     try:
-        with working(f"compiling {model}"):
+        with compiling(f"compiling {Path(model).name}") as report, reporting(report):
             plan_program(model, **settings.arguments)
     finally:
         os.environ.pop("POLYDYN_DUMP_DIR")

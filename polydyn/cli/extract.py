@@ -7,10 +7,11 @@ from pathlib import Path
 
 import click
 
-from polydyn.build.cache import write_atomically
+from polydyn.build.cache import replacing, writable, write_atomically
 from polydyn.cli.group import main
 from polydyn.cli.machine import as_json
 from polydyn.cli.output import answer
+from polydyn.ort.extracting import extract_for_ort
 from polydyn.runtime.artifact import read_artifact
 from polydyn.runtime.c import PUBLIC
 
@@ -29,25 +30,34 @@ endif()
 @main.command()
 @click.argument("artifact", type=click.Path(path_type=Path))
 @click.option("-o", "--output", "folder", type=click.Path(path_type=Path), required=True, help="The folder to fill.")
+@click.option("--onnxruntime", "for_ort", is_flag=True, help="Write a model and a provider library of ONNX Runtime.")
 @as_json
-def extract(artifact: Path, folder: Path, as_json: bool) -> None:
+def extract(artifact: Path, folder: Path, for_ort: bool, as_json: bool) -> None:
     """Write the files of ARTIFACT that C and C++ programs need: its library, headers, a CMake package, and a copy of
     it.
 
-    The library is FOLDER/lib/lib<name>.so. It maps the weights from the copy of ARTIFACT.
+    The library is FOLDER/lib/lib<name>.so. It maps the weights from the copy of ARTIFACT. With --onnxruntime:
+    FOLDER/<name>.onnx for a session of ONNX Runtime, the program FOLDER/<name>.ep, and the library of the execution
+    provider, which needs neither Python nor a compiler.
     """
     read = read_artifact(artifact, check_machine=False)
+    if for_ort:
+        written = [str(p) for p in extract_for_ort(read, artifact.stem, folder)]
+        answer(as_json, {"output": str(folder), "files": written}, *written)
+        return
     name = artifact.stem
     files = {f"include/{h}": read.sources[h].encode() for h in PUBLIC if h in read.sources}
     files["include/polydyn.hpp"] = (Path(__file__).parent.parent / "runtime" / "c" / "polydyn.hpp").read_bytes()
     files["lib/cmake/polydyn/polydyn-config.cmake"] = CMAKE.encode()
     files[f"lib/lib{name}.so"] = read.library
-    for inside, data in files.items():
-        path = folder / inside
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(path, data)
     target = folder / artifact.name
-    if not (target.exists() and target.samefile(artifact)):
-        shutil.copyfile(artifact, target)
+    with writable(folder):
+        for inside, data in files.items():
+            path = folder / inside
+            path.parent.mkdir(parents=True, exist_ok=True)
+            write_atomically(path, data)
+        if not (target.exists() and target.samefile(artifact)):
+            with replacing(target) as copy, artifact.open("rb") as original:
+                shutil.copyfileobj(original, copy)
     written = [str(folder / inside) for inside in (*files, artifact.name)]
     answer(as_json, {"output": str(folder), "files": written}, *written)

@@ -6,13 +6,14 @@ import difflib
 import functools
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 from click.shell_completion import CompletionItem
 
 from polydyn.backends.options import BF16, TF32X3, Options
-from polydyn.cli.parsing import dim_sizes, named_axes
+from polydyn.cli.parsing import dim_sizes, named_axes, sizes
 from polydyn.errors import InputError
 from polydyn.onnx_runtime import FALLBACK
 from polydyn.schedules.handmade.document import read_schedules
@@ -20,6 +21,7 @@ from polydyn.shapes.sizes import Sizes
 
 if TYPE_CHECKING:
     from polydyn.graph.importer import ModelLike
+    from polydyn.logs import Report
     from polydyn.runtime.artifact import Artifact
     from polydyn.runtime.program import Program
 
@@ -98,16 +100,16 @@ class CompileSettings:
 
     def compile(self, model: str) -> Program:
         """Compile a model file, with progress on the terminal."""
-        from polydyn.cli.progress import working
+        from polydyn.cli.progress import compiling
 
-        with working(f"compiling {model}"):
-            return self.compile_model(model)
+        with compiling(f"compiling {Path(model).name}") as report:
+            return self.compile_model(model, report)
 
-    def compile_model(self, model: ModelLike) -> Program:
+    def compile_model(self, model: ModelLike, report: Report | None = None) -> Program:
         """Compile a model."""
         from polydyn.program_cache import compile as compile_model
 
-        return compile_model(model, threads=self.threads, cache=not self.no_cache, **self.arguments)
+        return compile_model(model, threads=self.threads, cache=not self.no_cache, report=report, **self.arguments)
 
     @property
     def foreign(self) -> bool:
@@ -118,10 +120,11 @@ class CompileSettings:
 
     def write(self, model: str, output: str) -> Artifact:
         """Compile a model file to an artifact file without opening it."""
-        from polydyn.cli.progress import working
+        from polydyn.cli.progress import compiling
         from polydyn.compiler import compile_to  # loads all passes
+        from polydyn.logs import reporting
 
-        with working(f"compiling {model} for {self.target}"):
+        with compiling(f"compiling {Path(model).name} for {self.target}") as report, reporting(report):
             return compile_to(output, model, threads=self.threads, **self.arguments)[0]
 
     def open(self, path: str) -> Program:
@@ -185,4 +188,6 @@ def of_machine(f: Callable[..., Any]) -> Callable[..., Any]:
     return wrapped
 
 
+SHAPES = click.option("--shape", "shapes", type=sizes, metavar="B=1,L=8", required=True, multiple=True,
+                      help="Sizes for generated inputs; may be repeated.")  # fmt: skip
 as_json = click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")

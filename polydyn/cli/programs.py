@@ -232,7 +232,8 @@ def profile(
         table.append((name, rows[0].label, str(len(rows)), f"{ns / 1e3:.1f}", *rates, f"{ns / total:.1%}"))
     answer(
         as_json, {"threads": opened.threads, "launches": [asdict(t) for t in times]},
-        text_table(heading, table), f"{len(times)} launches, {total / 1e6:.3f} ms, {opened.threads} threads",
+        text_table(heading, table, optional=("GB/s", "calls", "first launch")),
+        f"{len(times)} launches, {total / 1e6:.3f} ms, {opened.threads} threads",
     )  # fmt: skip
 
 

@@ -11,10 +11,9 @@ import click
 from polydyn.backends.options import Options
 from polydyn.cli.group import main
 from polydyn.cli.machine import CompileSettings, as_json, of_machine
-from polydyn.cli.output import print_json, print_text, terminal
+from polydyn.cli.output import print_json, print_text
 
 if TYPE_CHECKING:
-    from polydyn.measure import Progress as State
     from polydyn.measure import TunedGroup
 
 @main.command()
@@ -35,9 +34,7 @@ def tune(model: str, trials: int, seed: int, log: str | None, as_json: bool, set
     if settings.schedules:
         _tune_schedules(model, trials, seed, log, as_json, settings)
         return
-    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
-
-    from polydyn.cli.progress import TimeLeft
+    from polydyn.cli.progress import tuning
     from polydyn.measure import tune as tune_model
     from polydyn.runtime.explain import text_table
     from polydyn.runtime.shapes_log import read_log
@@ -45,20 +42,7 @@ def tune(model: str, trials: int, seed: int, log: str | None, as_json: bool, set
     if settings.records is None:
         raise click.UsageError("--records names no file to add to; it is created if it does not exist")
     seen = read_log(Path(log)) if log else []
-    columns = (
-        TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[best]}"), TimeElapsedColumn(),
-        TimeLeft(),
-    )  # fmt: skip
-    with Progress(*columns, console=terminal(), disable=as_json) as bar:
-        line = bar.add_task("lowering", total=None, best="")
-
-        def report(p: State) -> None:
-            done = (p.group - 1) * p.wanted + min(p.trials, p.wanted)
-            text = f"best {p.best / 1e9:.1f} GFLOP/s"
-            bar.update(
-                line, total=p.groups * p.wanted, completed=done, description=f"group {p.group} of {p.groups}", best=text
-            )
-
+    with tuning(as_json) as report:
         groups = tune_model(
             model, settings.records, target=settings.target, dims=dict(settings.dims),
             threads=settings.threads, trials=trials, seed=seed, seen=seen, options=settings.options,

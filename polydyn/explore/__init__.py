@@ -1,7 +1,7 @@
 """Tools for notebooks: pictures, plans as graphs, sizes as expressions, schedules to change by hand.
 
-``polydyn.explore.pictures`` draws the objects of the compiler. After ``%load_ext polydyn.explore`` a notebook shows
-trees and plans as pictures.
+``polydyn.explore.pictures`` draws the objects of the compiler. A notebook that imports this module shows trees and
+plans as pictures (``%unload_ext polydyn.explore`` ends that).
 
 ``kernel_graph``, ``to_sympy`` and ``condition`` need the extra ``polydyn[explore]`` (networkx and sympy). The schedule
 transformations come from ``polydyn.schedules.tree``; docs/schedules.md explains them with an example.
@@ -11,7 +11,7 @@ from polydyn.explore import pictures
 from polydyn.explore.checks import draw
 from polydyn.explore.compiled import Compiled
 from polydyn.explore.cuda import CompiledCuda
-from polydyn.explore.display import load_ipython_extension, sliders, unload_ipython_extension
+from polydyn.explore.display import activate_in_notebook, load_ipython_extension, sliders, unload_ipython_extension
 from polydyn.explore.handmade import Schedule, save_schedules
 from polydyn.explore.plans import condition, kernel_graph, symbol, to_sympy
 from polydyn.explore.schedules import Group, groups, tree
@@ -40,3 +40,5 @@ __all__ = [
     "pull_out", "refine", "regroup", "save_schedules", "sliders", "symbol", "tile", "to_sympy", "tree",
     "unload_ipython_extension",
 ]  # fmt: skip
+
+activate_in_notebook()

@@ -11,6 +11,7 @@ import numpy.typing as npt
 from polydyn.errors import InputError, UnknownNameError, UnsupportedError
 from polydyn.explore.reference import elements, reference
 from polydyn.graph.dtypes import numpy_dtype
+from polydyn.runtime.tables import html_table, html_text
 from polydyn.schedules import model as polyhedral
 from polydyn.schedules.expr import FLOATS, loads
 
@@ -23,6 +24,24 @@ class Checked:
 
     group: polyhedral.Group
     packed: Mapping[str, npt.NDArray[Any]] | None
+
+    def __repr__(self) -> str:
+        lines, name = self.text.count("\n"), type(self).__name__
+        return f"<{name} kernel of {self.group.name}: {lines} lines, sizes {', '.join(self.group.params) or 'none'}>"
+
+    def _repr_html_(self) -> str:
+        text = html_text("text", self.text) + html_text("notes", "\n".join(self.notes))
+        return html_table(repr(self)[1:-1], (), ()) + text
+
+    @property
+    def text(self) -> str:
+        """The text of the kernel."""
+        raise NotImplementedError
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """The decisions of the code generator."""
+        raise NotImplementedError
 
     def run(self, inputs: Mapping[str, npt.NDArray[Any]], **sizes: int) -> dict[str, npt.NDArray[Any]]:
         """Return the outputs as flat arrays."""

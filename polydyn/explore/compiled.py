@@ -70,7 +70,7 @@ class _Call:
         self.function(*self.arguments)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Compiled(Checked):
     """A compiled kernel of one group. ``text``: its C; ``notes``: the decisions of its code generator.
 

@@ -17,7 +17,7 @@ from polydyn.gpu.emulator import EmulatedModule, compile_emulated
 from polydyn.schedules import model as polyhedral
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class CompiledCuda(Checked):
     """A CUDA kernel of one group. ``kernel``: the version that supports every size; ``reverse``: threads run in reverse
     order, which must not change the results.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 from typing import Any
@@ -21,6 +22,14 @@ def load_ipython_extension(shell: Any) -> None:
     formatter = shell.display_formatter.formatters["text/html"]
     for kind, draw in DRAWINGS.items():
         formatter.for_type(kind, lambda x, draw=draw: draw(x)._repr_html_())
+
+
+def activate_in_notebook() -> None:
+    """Load the extension if this process is a notebook or IPython."""
+    ipython = sys.modules.get("IPython")
+    shell = ipython.get_ipython() if ipython is not None and hasattr(ipython, "get_ipython") else None
+    if shell is not None:
+        load_ipython_extension(shell)
 
 
 def unload_ipython_extension(shell: Any) -> None:

@@ -23,7 +23,7 @@ import numpy as np
 import numpy.typing as npt
 
 from polydyn.build.cache import replacing
-from polydyn.errors import InputError, LegalityError, PolydynError, ScheduleError, UnknownNameError
+from polydyn.errors import InputError, LegalityError, PolydynError, ScheduleError, UnknownNameError, UnwritableError
 from polydyn.explore.compiled import Compiled, cpu_of, parameters
 from polydyn.explore.search import Found, search
 from polydyn.fusion.plan import FusedGroup, FusionPlan
@@ -37,6 +37,7 @@ from polydyn.lowering.handmade import (
     written_kernel,
 )
 from polydyn.lowering.pack import pack
+from polydyn.runtime.tables import counted
 from polydyn.schedules.group.polyhedra import read_accesses
 from polydyn.schedules.handmade.document import Source, Written, file_text, read_schedules
 from polydyn.schedules.handmade.draft import Draft
@@ -282,7 +283,7 @@ class Schedule:
     # -- results -----------------------------------------------------------------------------------------------------
 
     def __repr__(self) -> str:
-        return str(self)
+        return f"<Schedule of {self.group.label}: {counted(len(self.steps), 'step')}>"
 
     def __str__(self) -> str:
         lines = [f"s = group.schedule()  # {self.group.label}", *(f"s = s.{self._shown(x)}" for x in self.steps)]
@@ -438,4 +439,4 @@ def save_schedules(path: str | os.PathLike[str], *schedules: Source) -> None:
         with replacing(Path(path)) as f:
             f.write(text.encode())
     except OSError as e:
-        raise InputError(f"cannot write {os.fspath(path)}: {e.strerror}", rule="schedules") from e
+        raise UnwritableError.of(os.fspath(path), e) from e

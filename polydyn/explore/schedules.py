@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -35,6 +36,7 @@ from polydyn.lowering.group import LoweredGroup
 from polydyn.lowering.nest import lower_nest
 from polydyn.lowering.pack import pack
 from polydyn.lowering.serial import lower_serial
+from polydyn.runtime.tables import Table
 from polydyn.schedules import model as polyhedral
 from polydyn.schedules.group.dependence import analyse
 from polydyn.schedules.group.polyhedra import context
@@ -111,6 +113,12 @@ class Group:
     def __repr__(self) -> str:
         return self.label
 
+    def row(self) -> dict[str, Any]:
+        """Return the columns of a table of groups."""
+        nodes = ", ".join(dict.fromkeys(n.origin for n in self.fused.nodes))
+        return {"kind": self.fused.kind, "output": self.fused.outputs[0], "sizes": ", ".join(self.polyhedral.params),
+                "statements": len(self.polyhedral.statements), "nodes": nodes}  # fmt: skip
+
     def compile(self, t: Scheduled, sizes: Mapping[str, int] | None = None, target: str = "cpu") -> Compiled:
         """Compile a schedule of this group for the CPU, exactly as in the tree.
 
@@ -148,7 +156,7 @@ class Group:
 
 def groups(
     model: ModelLike, dims: Dims | None = None, options: Options | None = None, target: str = "cpu"
-) -> list[Group]:
+) -> Table[Group]:
     """Return the fused groups of an ONNX model in launch order, as a CPU ``target`` has them; an attention as its three
     parts.
 
@@ -158,7 +166,7 @@ def groups(
     cpu = target_of(target, options)
     plan = cpu.fuse(cpu.rewrite(import_model(model, dims)))
     parts = [x for g in plan.groups for x in (g.parts if g.kind == "attention" else (g,))]
-    return [_lowered(plan, g) for g in parts]
+    return Table((_lowered(plan, g) for g in parts), f"groups of {plan.graph.name or 'a model'}", "group")
 
 
 def _lowered(plan: FusionPlan, g: FusedGroup) -> Group:

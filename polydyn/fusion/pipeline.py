@@ -12,7 +12,7 @@ from functools import partial
 
 from polydyn.clock import section
 from polydyn.debug import Level, show, verifying
-from polydyn.errors import InputError, PolydynError, planning
+from polydyn.errors import PolydynError, UnknownNameError, planning
 from polydyn.fusion.argsort import mark_argsorts
 from polydyn.fusion.attention import fuse_attention
 from polydyn.fusion.bands import fold_band_constants
@@ -54,6 +54,7 @@ from polydyn.graph.passes.steps import without_requantizing
 from polydyn.graph.passes.tidy import tidy
 from polydyn.graph.show import show_graph
 from polydyn.graph.verify import verify_graph
+from polydyn.logs import note, progress
 from polydyn.schedules.lanes import DEVICE_DTYPES, VECTOR_DTYPES
 
 
@@ -135,7 +136,7 @@ def check_names(names: Collection[str]) -> frozenset[str]:
     names = {names} if isinstance(names, str) else names
     unknown = sorted(set(names) - set(NAMES))
     if unknown:
-        raise InputError(f"unknown pass: {', '.join(unknown)}", remedy=f"the passes are {', '.join(NAMES)}")
+        raise UnknownNameError(f"unknown pass: {', '.join(unknown)}", remedy=f"the passes are {', '.join(NAMES)}")
     return frozenset(names)
 
 
@@ -172,7 +173,8 @@ def _fused(graph: Graph, off: frozenset[str], cuda: bool, side: int, verify: boo
     """Return the plan after all passes that are not ``off``. ``verify``: check it after each pass."""
     graph = prepared_graph(graph, off, cuda, side, rounded=True, unit=True)
     plan = separate(graph, DEVICE_DTYPES if cuda else VECTOR_DTYPES)
-    for p in FUSION:
+    for number, p in enumerate(FUSION):
+        progress("fusing", number, len(FUSION))
         if p.groups is join_prologues:
             p = replace(p, groups=partial(join_prologues, cuda=cuda))
         if p.name not in off and (p.groups or p.join):
@@ -180,6 +182,7 @@ def _fused(graph: Graph, off: frozenset[str], cuda: bool, side: int, verify: boo
                 plan = p.groups(plan) if p.groups else join_groups(plan, p.join) if p.join else plan
                 if verify:
                     verify_plan(plan)
+            note("fusion", "pass %s: %d groups", p.name, len(plan.groups))
             _show(p, lambda plan=plan: show_plan(plan))  # type: ignore[misc]
     return plan
 
@@ -207,10 +210,12 @@ def _show(p: Pass, text: Callable[[], str]) -> None:
 
 
 def _rewritten(graph: Graph, passes: tuple[Pass, ...], off: frozenset[str]) -> Graph:
-    for p in passes:
+    for number, p in enumerate(passes):
+        progress("rewriting", number, len(passes))
         if p.graph and p.name not in off:
             with planning(f"pass {p.name}"), section(f"pass {p.name}"):
                 graph = p.graph(graph)
+                note("fusion", "pass %s: %d nodes", p.name, len(graph.nodes))
                 _show(p, lambda graph=graph: show_graph(graph))  # type: ignore[misc]
                 verify_graph(graph)
     return graph

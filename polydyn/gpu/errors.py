@@ -7,7 +7,7 @@ from polydyn.errors import PolydynError
 __all__ = ["DeviceError", "DeviceLostError", "DeviceMemoryError", "DriverMissingError", "WrongArchitectureError"]
 
 
-class DeviceError(PolydynError):
+class DeviceError(PolydynError, RuntimeError):
     """A driver call or a kernel failed. ``code`` is the CUresult, or 0 if no driver was involved."""
 
     def __init__(self, message: str, *, code: int = 0, node: str | None = None, remedy: str | None = None) -> None:

@@ -24,7 +24,16 @@ from polydyn.graph.inlining import Key, body_of, called, check_versions, functio
 from polydyn.graph.operators.registry import OnnxNode
 from polydyn.schedules.expr import Array
 
-ModelLike: TypeAlias = "str | os.PathLike[str] | bytes | onnx.ModelProto"
+
+@dataclass(frozen=True)
+class LocatedModel:
+    """A model in memory whose external tensors are in files of ``folder``."""
+
+    proto: onnx.ModelProto
+    folder: Path
+
+
+ModelLike: TypeAlias = "str | os.PathLike[str] | bytes | onnx.ModelProto | LocatedModel"
 
 
 @dataclass(frozen=True)
@@ -231,6 +240,8 @@ def _parse(model: ModelLike) -> tuple[onnx.ModelProto, Path | None, str]:
     """Return the protobuf, the folder of its data files, and the model's name for errors."""
     if isinstance(model, onnx.ModelProto):
         return model, None, "this model"
+    if isinstance(model, LocatedModel):
+        return model.proto, model.folder.resolve(), "this model"
     if isinstance(model, (bytes, bytearray, memoryview)):
         data, folder, subject = bytes(model), None, "these bytes"
     elif isinstance(model, (str, os.PathLike)):

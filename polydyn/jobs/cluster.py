@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import logging
+import multiprocessing
 import queue
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 from polydyn.errors import PolydynError, UnsupportedError
@@ -16,11 +20,13 @@ from polydyn.errors import PolydynError, UnsupportedError
 Execute = Callable[[dict[str, Any]], dict[str, Any]]
 PATIENCE = 60.0
 """Seconds without any worker after which a batch stops."""
+END_SECONDS = 5.0
+"""Seconds in which a killed worker ends."""
 MAX_STARTS = 3
 """Maximum number of attempts to start the local workers."""
 
 
-class ClusterError(PolydynError):
+class ClusterError(PolydynError, RuntimeError):
     """The cluster is missing, or lost all its workers."""
 
 
@@ -52,11 +58,16 @@ class Cluster:
                 raise ClusterError("the cluster has no workers", remedy="start workers, then call batch again")
         return self._slots
 
-    def begin(self) -> None:
-        """Connect on the first call. UnsupportedError: Dask is not installed. ClusterError: there is no answer."""
+    def begin(self) -> str:
+        """Connect on the first call, and return a line with the address of Dask's dashboard; "" on later calls.
+
+        UnsupportedError: Dask is not installed. ClusterError: there is no answer.
+        """
         if self._client is None:
             self._client = self._begin()
             self._last = time.monotonic()
+            return _dashboard(self._client)
+        return ""
 
     def submit(self, token: int, execute: Execute, request: dict[str, Any]) -> None:
         """Send a step to a worker; call ``begin`` first. Its answer has the same ``token``."""
@@ -88,15 +99,27 @@ class Cluster:
         return sum(self._client.nthreads().values())
 
 
+def _dashboard(client: Any) -> str:
+    """Return a line about Dask's dashboard, which draws its pages with bokeh."""
+    link = getattr(client, "dashboard_link", None)
+    if not link:
+        return ""
+    drawn = "" if find_spec("bokeh") else " (its pages need the package bokeh on the scheduler)"
+    return f"dashboard: {link}{drawn}"
+
+
 @contextmanager
-def open_cluster(workers: int, scheduler: str | None = None) -> Iterator[Cluster]:
-    """Open a local cluster of ``workers`` workers, or the workers of a scheduler; it starts on first use."""
+def open_cluster(workers: int, scheduler: str | None = None, folder: Path | None = None) -> Iterator[Cluster]:
+    """Open a local cluster of ``workers`` workers, or the workers of a scheduler; it starts on first use.
+
+    ``folder``: for temporary files of a local cluster.
+    """
     with ExitStack() as stack:
-        yield Cluster(lambda: stack.enter_context(_client(workers, scheduler)))
+        yield Cluster(lambda: stack.enter_context(_client(workers, scheduler, folder)))
 
 
 @contextmanager
-def _client(workers: int, scheduler: str | None) -> Iterator[Any]:
+def _client(workers: int, scheduler: str | None, folder: Path | None) -> Iterator[Any]:
     """Open Dask's client. UnsupportedError: Dask is not installed. ClusterError: the address does not answer."""
     try:
         import dask
@@ -115,8 +138,9 @@ def _client(workers: int, scheduler: str | None) -> Iterator[Any]:
         with client:
             yield client
         return
+    settings = {"distributed.scheduler.allowed-failures": 0, "distributed.comm.timeouts.connect": "60s"}
     with (
-        dask.config.set({"distributed.scheduler.allowed-failures": 0, "distributed.comm.timeouts.connect": "60s"}),
+        dask.config.set(settings | ({"temporary-directory": str(folder)} if folder else {})),
         _local(LocalCluster, workers) as local,
         Client(local, set_as_default=False, loop=event_loop()) as client,
     ):
@@ -127,6 +151,7 @@ def _local(make: Callable[..., Any], workers: int) -> Any:
     """Start a local cluster. If a worker is killed while it starts, the others end and all are started again.
     ClusterError: they do not start."""
     failure: RuntimeError | None = None
+    before = _begun()
     for _ in range(MAX_STARTS):
         try:
             return make(
@@ -135,7 +160,31 @@ def _local(make: Callable[..., Any], workers: int) -> Any:
             )  # fmt: skip
         except RuntimeError as e:
             failure = e
+        except KeyboardInterrupt:
+            _abandon(before)
+            raise
     raise ClusterError(f"no worker starts: {failure}", remedy="see what ends them, then call batch again") from failure
+
+
+def _begun() -> tuple[set[Any], set[Any]]:
+    """Return Dask's clusters and the child processes of this process."""
+    from distributed.deploy.spec import SpecCluster
+
+    return set(SpecCluster._instances), set(multiprocessing.active_children())
+
+
+def _abandon(before: tuple[set[Any], set[Any]]) -> None:
+    """End the cluster that began since ``before`` and whose workers were still starting.
+
+    Dask cannot close it, and would say so when this process ends.
+    """
+    clusters, children = (now - earlier for now, earlier in zip(_begun(), before, strict=True))
+    logging.getLogger("asyncio").setLevel(logging.CRITICAL)  # it reports workers that did not start
+    for cluster in clusters:
+        cluster.shutdown_on_close = False
+    for child in children:
+        child.kill()
+        child.join(END_SECONDS)
 
 
 @functools.cache

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import polydyn
-from polydyn.errors import ArtifactError, InputError
+from polydyn.errors import ArtifactError, InputError, UnwritableError
 
 DONE, RUNNING, GONE = "done", "running", "gone"
 """Outcomes in addition to those of ``polydyn.jobs.work``. ``gone``: it was done, but its output no longer exists."""
@@ -26,6 +26,9 @@ CREATE TABLE IF NOT EXISTS attempt (
     id INTEGER PRIMARY KEY, run INTEGER NOT NULL REFERENCES run, job TEXT NOT NULL, key TEXT NOT NULL,
     number INTEGER NOT NULL, began REAL NOT NULL, ended REAL, outcome TEXT NOT NULL, error TEXT NOT NULL,
     worker TEXT NOT NULL, facts TEXT NOT NULL, log TEXT NOT NULL
+);
+CREATE TABLE IF NOT EXISTS step (
+    job TEXT PRIMARY KEY, kind TEXT NOT NULL, model TEXT NOT NULL, target TEXT NOT NULL, run INTEGER NOT NULL
 );
 CREATE UNIQUE INDEX IF NOT EXISTS once ON attempt (job, key) WHERE outcome = 'done';
 CREATE INDEX IF NOT EXISTS of_job ON attempt (job);
@@ -50,6 +53,17 @@ class Attempt:
     log: str
 
 
+@dataclass(frozen=True)
+class StepRow:
+    """A step of the job file: its name, compile or tune, model and target; ``run``: the last run that had it."""
+
+    job: str
+    kind: str
+    model: str
+    target: str
+    run: int
+
+
 class Ledger:
     """The open ledger of a job file; use ``Ledger.open``."""
 
@@ -66,7 +80,7 @@ class Ledger:
             db.executescript(_SCHEMA)
         except sqlite3.Error as e:
             raise ArtifactError(
-                f"the ledger {path} cannot be used ({e})", rule="one ledger per job file", remedy="move it away"
+                f"the ledger {path} cannot be used ({e})", rule="one ledger per job file", remedy="free space, move it"
             ) from e
         return cls(db, path)
 
@@ -115,6 +129,15 @@ class Ledger:
         where, values = ("WHERE run = ?", (run,)) if run is not None else ("", ())
         return list(self._read(self._db.execute(f"SELECT * FROM attempt {where} ORDER BY id", values)))
 
+    def take_part(self, run: int, job: str, kind: str, model: str, target: str) -> None:
+        """Record that a step is part of a run."""
+        self._db.execute("INSERT OR REPLACE INTO step VALUES (?, ?, ?, ?, ?)", (job, kind, model, target, run))
+
+    def steps(self, run: int | None = None) -> list[StepRow]:
+        """Return all steps, or those of one run, by name."""
+        where, values = ("WHERE run = ?", (run,)) if run is not None else ("", ())
+        return [StepRow(*r) for r in self._db.execute(f"SELECT * FROM step {where} ORDER BY job", values)]
+
     def runs(self) -> list[tuple[int, float, float | None, str, str]]:
         """Return number, start, end, version and workers of every run."""
         return list(self._db.execute("SELECT id, began, ended, version, workers FROM run ORDER BY id"))
@@ -128,6 +151,25 @@ class Ledger:
         for row in rows:
             fields = dict(zip(Attempt.__dataclass_fields__, row, strict=True))
             yield Attempt(**fields | {"facts": json.loads(fields["facts"])})
+
+
+def failures_first(final: Mapping[str, Attempt]) -> list[tuple[str, Attempt]]:
+    """Return the steps with their last attempts: those that are not done first, then by name."""
+    return sorted(final.items(), key=lambda x: (x[1].outcome == DONE, x[0]))
+
+
+def matrix(steps: Iterable[StepRow], final: Mapping[str, Attempt]) -> tuple[list[str], list[tuple[str, list[str]]]]:
+    """Return targets, and for each model the outcome at each target: the worst of its steps, "" where there is none.
+
+    A step that has no attempt is ``waiting``.
+    """
+    found: dict[tuple[str, str], set[str]] = {}
+    for s in steps:
+        outcome = final[s.job].outcome if s.job in final else "waiting"
+        found.setdefault((s.model, s.target), set()).add(outcome)
+    targets, models = (sorted({k[i] for k in found}) for i in (1, 0))
+    worst = {k: sorted(v - {DONE})[0] if v - {DONE} else DONE for k, v in found.items()}
+    return targets, [(m, [worst.get((m, t), "") for t in targets]) for m in models]
 
 
 def latest(attempts: Iterable[Attempt]) -> dict[str, Attempt]:
@@ -147,7 +189,7 @@ def only_one(folder: Path) -> Iterator[None]:
         folder.mkdir(parents=True, exist_ok=True)
         lock = (folder / "lock").open("w")
     except OSError as e:
-        raise ArtifactError(f"cannot create {folder}: {e.strerror}", remedy="move the job file") from e
+        raise UnwritableError.of(folder, e) from e
     with lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from polydyn.build.cache import write_atomically
-from polydyn.jobs.ledger import DONE, Attempt, Ledger, latest
+from polydyn.jobs.ledger import DONE, Attempt, Ledger, failures_first, latest, matrix
 
 STYLE = """
 :root { color-scheme: light dark; --ink: #1c2330; --line: #c7cedb; --soft: #5b6577; --bad: #a1260d; --good: #17603a }
@@ -28,10 +28,11 @@ svg text { font: 11px system-ui, sans-serif; fill: var(--ink) }
 SCRIPT = """
 const box = document.querySelector('input'), rows = [...document.querySelectorAll('tbody tr')]
 box.oninput = () => rows.forEach(r => r.hidden = !r.textContent.includes(box.value))
-document.querySelectorAll('th').forEach((h, k) => h.onclick = () => {
+document.querySelectorAll('th').forEach(h => h.onclick = () => {
+  const body = h.closest('table').tBodies[0], own = [...body.rows], k = h.cellIndex
   const text = r => r.cells[k].textContent, up = h.dataset.up = h.dataset.up == '1' ? '' : '1'
-  rows.sort((a, b) => (up ? 1 : -1) * text(a).localeCompare(text(b), undefined, {numeric: true}))
-  rows.forEach(r => r.parentNode.append(r))
+  own.sort((a, b) => (up ? 1 : -1) * text(a).localeCompare(text(b), undefined, {numeric: true}))
+  own.forEach(r => body.append(r))
 })
 """
 """Filters the table of steps by text, and sorts it by a column."""
@@ -59,7 +60,7 @@ def write_report(ledger: Ledger, name: str, path: Path) -> None:
         f"<h1>{html.escape(name)}</h1><p>Run {number}, {_date(began)}, {end}, polydyn {version}, workers: "
         f"{html.escape(workers)}.<br>Steps of this run: {summary}; {len(now)} attempts.</p>",
         f"<h2>Time of each attempt</h2>{timeline(now, began)}",
-        f"<h2>Steps</h2><input type=search placeholder=filter>{_table(final, before)}",
+        f"{_matrix(ledger, attempts)}<h2>Steps</h2><input type=search placeholder=filter>{_table(final, before)}",
         f"<h2>Logs</h2>{''.join(map(_log, now))}",
     ]
     head = (
@@ -95,7 +96,7 @@ def timeline(attempts: Sequence[Attempt], began: float) -> str:
 def _table(final: dict[str, Attempt], before: dict[str, Attempt]) -> str:
     head = "step,outcome,attempts,seconds,peak MB,result,last run"
     rows = [f"<thead><tr>{''.join(f'<th>{h}' for h in head.split(','))}</thead><tbody>"]
-    for job, a in sorted(final.items(), key=lambda x: (x[1].outcome == DONE, x[0])):  # failures first
+    for job, a in failures_first(final):
         f = a.facts
         cells = [
             f"<td>{html.escape(job)}", f'<td class="{a.outcome}">{a.outcome}', f"<td class=n>{a.number}",
@@ -105,6 +106,20 @@ def _table(final: dict[str, Attempt], before: dict[str, Attempt]) -> str:
         ]  # fmt: skip
         rows.append(f"<tr>{''.join(cells)}")
     return f"<div class=wide><table>{''.join(rows)}</tbody></table></div>"
+
+
+def _matrix(ledger: Ledger, attempts: Sequence[Attempt]) -> str:
+    """Return the outcomes as a table of models and targets, if there are several of both."""
+    targets, rows = matrix(ledger.steps(), latest(attempts))
+    if len(targets) < 2 or len(rows) < 2:
+        return ""
+    head = "".join(f"<th>{html.escape(t)}" for t in ("model", *targets))
+    lines = [
+        f"<tr><td>{html.escape(model)}" + "".join(f'<td class="{o}">{html.escape(o)}' for o in outcomes)
+        for model, outcomes in rows
+    ]
+    return (f"<h2>Models and targets</h2><div class=wide><table class=matrix><thead><tr>{head}</tr></thead><tbody>"
+            f"{''.join(lines)}</tbody></table></div>")  # fmt: skip
 
 
 def _short(names: Sequence[str]) -> list[str]:

@@ -14,18 +14,21 @@ import os
 import shutil
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import closing, nullcontext
 from dataclasses import dataclass, field, replace
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
 from polydyn.build.cache import digest, write_atomically
-from polydyn.errors import ArtifactError, PolydynError
+from polydyn.errors import ArtifactError, InputError, PolydynError, UnwritableError
 from polydyn.jobs.cluster import Cluster, Execute, open_cluster
 from polydyn.jobs.ledger import DONE, Ledger, folder_of, only_one
 from polydyn.jobs.report import write_report
 from polydyn.jobs.spec import Job, read_jobs
 from polydyn.jobs.work import execute
+from polydyn.logs import note
 from polydyn.program_key import code_digest, external_files, model_digest
 from polydyn.search.records import Records
 
@@ -83,7 +86,8 @@ class Batch:
 
     ``workers``: processes of the local cluster; ``scheduler``: the address of another cluster. ``share``: workers see
     the client's files under the same paths (always true for a local cluster); otherwise files are sent by content.
-    ``say`` is called for every step that ended, with the state after it. ``execute``: runs a request in a worker.
+    ``only``: patterns of the jobs to run (``selected``). ``say`` is called for every step that ended, with the state
+    after it. ``execute``: runs a request in a worker.
     """
 
     path: Path
@@ -91,12 +95,15 @@ class Batch:
     scheduler: str | None = None
     share: bool = True
     say: Callable[[str, State], None] = lambda line, state: None
+    only: Sequence[str] = ()
     execute: Execute = execute
+    broken: dict[Path, str] = field(default_factory=dict)
+    found: dict[Path, Path] = field(default_factory=dict)
     _digests: dict[Path, tuple[tuple[int, int], str]] = field(default_factory=dict)
 
     def run(self) -> BatchResult:
         """Run the steps that are not done. InputError: the file is wrong, or another client runs it; ClusterError."""
-        jobs = read_jobs(self.path)
+        jobs = selected(read_jobs(self.path), self.only, self._relative)
         self.folder = folder_of(self.path).absolute()
         with only_one(self.folder):
             shutil.rmtree(self.folder / "work", ignore_errors=True)
@@ -106,26 +113,56 @@ class Batch:
             try:
                 where = self.scheduler or f"{self.workers} local"
                 self.number = self.ledger.begin_run(where)
-                with open_cluster(self.workers, self.scheduler) as cluster:
+                with open_cluster(self.workers, self.scheduler, self.folder / "work") as cluster:
                     state = self._all(cluster, jobs)
                 self.ledger.end_run(self.number)
             finally:
                 write_report(self.ledger, self.path.name, report)
                 self.ledger.close()
-        shutil.rmtree(self.folder / "work", ignore_errors=True)
+                shutil.rmtree(self.folder / "work", ignore_errors=True)
         return BatchResult(state, report)
+
+    def plan(self) -> list[tuple[Step, str]]:
+        """Return every step and what ``run`` would do: "done before", "to do", or why it cannot begin. Nothing is
+        written. InputError: the file is wrong, or ``only`` matches no job."""
+        jobs = selected(read_jobs(self.path), self.only, self._relative)
+        self.folder = folder_of(self.path).absolute()
+        path = self.folder / "ledger.db"
+        ledger = Ledger.open(path) if path.exists() else None
+        tunings, compilations = self._steps(jobs)
+        with nullcontext() if ledger is None else closing(ledger):
+            planned = [(s, self._planned(s, ledger)) for s in tunings.values()]
+            tuned = {_records(s.job) for s, state in planned if state != "done before"}
+            for s in compilations:
+                waits = _records(s.job) in tuned
+                planned.append((s, "to do, after tuning" if waits else self._planned(s, ledger)))
+        return planned
+
+    def _planned(self, step: Step, ledger: Ledger | None) -> str:
+        """Return what ``run`` would do with a step that waits for no other."""
+        try:
+            key = self._key(step)
+        except PolydynError as e:
+            return f"cannot begin ({type(e).__name__}): {e.message}"
+        done = ledger is not None and ledger.is_done(step.name, key) and _destination(step).exists()
+        return "done before" if done else "to do"
+
+    def _steps(self, jobs: Sequence[Job]) -> tuple[dict[str, Step], list[Step]]:
+        """Return the tunings by name, equal ones once, and the compilations."""
+        tunings = {s.name: s for j in jobs if j.tune for s in [Step("tune", self._tuning_name(j), j)]}
+        return tunings, [Step("compile", self._relative(j.output), j) for j in jobs if j.output]
 
     # -- the order of steps --------------------------------------------------------------------------------------------
 
     def _all(self, cluster: Cluster, jobs: list[Job]) -> State:
-        tunings = {s.name: s for j in jobs if j.tune for s in [Step("tune", self._tuning_name(j), j)]}
-        compilations = [Step("compile", self._relative(j.output), j) for j in jobs if j.output]
+        tunings, compilations = self._steps(jobs)
+        for s in (*tunings.values(), *compilations):
+            model, target = self._relative(s.job.model), s.job.arguments.target
+            self.ledger.take_part(self.number, s.name, s.kind, model, target)
         self.state = State(len(tunings) + len(compilations))
         self.before: dict[Path, set[str]] = {}
         for s in tunings.values():
             self.before.setdefault(_records(s.job), set()).add(s.name)
-        self.broken: dict[Path, str] = {}
-        self.found: dict[Path, Path] = {}
         self.waiting: dict[Path, list[Step]] = {}
         self.ready = deque(tunings.values())
         for s in compilations:
@@ -162,7 +199,8 @@ class Batch:
             self.ledger.end(attempt, {"outcome": "failed", "error": f"{type(e).__name__}: {e}"})
             self._count(step, "failed", f"failed ({type(e).__name__}): {e}")
             return
-        cluster.begin()
+        if link := cluster.begin():
+            self.say(link, self.state)
         number = self.tries[step.name] = self.tries.get(step.name, 0) + 1
         attempt = self.ledger.begin(self.number, step.name, key, number)
         self.running[token] = _Running(step, key, attempt, number, request)
@@ -198,6 +236,7 @@ class Batch:
         """Record that a step is finished; compilations that waited for it may start."""
         self.state = replace(self.state, **{outcome: getattr(self.state, outcome) + 1})
         self.say(f"[{self.state.ended}/{self.state.steps}] {step.name}: {line}", self.state)
+        note("jobs", "%s: %s", step.name, line)
         if step.kind != "tune":
             return
         path = _records(step.job)
@@ -297,7 +336,7 @@ class Batch:
             else:
                 _move(Path(folder) / "artifact", target)
         except OSError as e:
-            raise ArtifactError(f"cannot write {target}: {e.strerror}", remedy="choose a writable folder") from e
+            raise UnwritableError.of(target, e) from e
         if folder is not None:
             shutil.rmtree(folder, ignore_errors=True)
 
@@ -318,6 +357,31 @@ class Batch:
         parts = [replace(job.arguments, records=None).to_json(), job.threads, _tune_json(job), str(job.model)]
         mark = digest(json.dumps(parts, sort_keys=True))[:8]
         return f"{self._relative(_records(job))} <- {self._relative(job.model)} {mark}"
+
+
+def selected(jobs: Sequence[Job], only: Sequence[str], relative: Callable[[Path | None], str]) -> list[Job]:
+    """Return the jobs whose output, records, model or target matches one of the patterns ``only``; all without any.
+
+    Paths are relative to the job file; a pattern may also be a part of a path. InputError: no job matches.
+    """
+    if not only:
+        return list(jobs)
+    found = []
+    for job in jobs:
+        records = Path(job.arguments.records) if job.arguments.records else None
+        paths = [job.output, records, job.model]
+        names = [relative(p) for p in paths if p] + [job.arguments.target]
+        if any(fnmatch(n, p) or p in n for p in only for n in names):
+            found.append(job)
+    if not found:
+        known = ", ".join(dict.fromkeys(relative(j.output or j.model) for j in jobs))
+        raise InputError(f"no job matches {' or '.join(only)}", rule="--only", remedy=f"the jobs are {known}")
+    return found
+
+
+def _destination(step: Step) -> Path:
+    """Return the file that a step writes."""
+    return _records(step.job) if step.kind == "tune" or step.job.output is None else step.job.output
 
 
 def _records(job: Job) -> Path:

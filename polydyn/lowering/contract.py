@@ -390,10 +390,11 @@ class _Builder:
     def _decoded(self, v: Value) -> Value:
         """Pack ``(nibble(word, step) - z) * s``.
 
-        Words and scales form one panel, as wide as a register tile, so that memory is read sequentially.
+        Words and scales form one panel, as wide as a register tile, so that memory is read sequentially. The words of a
+        second digit have a panel of their own.
         """
         scale = children(v)[1]
-        word = next(x.args[0] for x in walk(v) if isinstance(x, Op) and x.name == NIBBLE)
+        word, *others = dict.fromkeys(x.args[0] for x in walk(v) if isinstance(x, Op) and x.name == NIBBLE)
         assert isinstance(scale, Load) and isinstance(word, Load)
         blocks = [x for x in self.reductions if x in scale.index[0].symbols()]
         scales = self._pack(scale, blocks, self.width, 1)
@@ -405,6 +406,8 @@ class _Builder:
         def panel(x: Value) -> Value:
             if x in (word, scale):
                 return words if x == word else bitcast(replace(words, index=line), "float32")
+            if x in others:
+                return self._panel(x, self._pack(x, self.reductions, self.width, NIBBLES))  # type: ignore[arg-type]
             return self._panel(x, self._pack(x, blocks, self.width, 1)) if isinstance(x, Load) else x
 
         return transform(v, panel)

@@ -1,8 +1,9 @@
-"""4-bit weights in panels of 32-bit words, decoded where they are used (docs/adr/0013-quantization.md).
+"""Weights of 4 and 8 bits in panels of 32-bit words, decoded where they are used (docs/adr/0013-quantization.md).
 
 The column operand of a product, ``(q - z) * s``, becomes ``(nibble(word, step) - z) * s``: eight steps of a column form
 one 32-bit word, and scales and zero points have separate panels. For tiles and proofs it is a product whose column
-operand is computed. Kernels for few rows decode in registers; for many rows, PACK decodes panels of floats.
+operand is computed. Kernels for few rows decode in registers; for many rows, PACK decodes panels of floats. Weights of
+8 bits, ``16 h + q``, have panels of words for both digits.
 """
 
 from __future__ import annotations
@@ -11,7 +12,20 @@ from dataclasses import replace
 
 from polydyn.fusion.plan import FusionPlan
 from polydyn.lowering.flatten import FlatNode
-from polydyn.schedules.expr import NIBBLE, NIBBLES, FromIndex, Load, Op, Value, cast, indices, op, symbols_of
+from polydyn.schedules.expr import (
+    NIBBLE,
+    NIBBLES,
+    Const,
+    FromIndex,
+    Load,
+    Op,
+    Value,
+    cast,
+    const,
+    indices,
+    op,
+    symbols_of,
+)
 from polydyn.schedules.index import Index
 from polydyn.schedules.tiling import Roles
 
@@ -36,15 +50,37 @@ def _decoded(plan: FusionPlan, v: Value, last: tuple[str, Index]) -> Value | Non
     """
     if not (isinstance(v, Op) and v.name == "mul" and isinstance(v.args[1], Load) and last[1] == NIBBLES):
         return None
-    q, zero = _parts(v.args[0])
-    known = None if q is None else plan.graph.constants.get(q.buffer)
-    if q is None or known is None or known.dtype != "int8" or q.index[0].split(last[0])[0] != 1:
+    integer, zero = _difference(v.args[0])
+    decoded = None if integer is None else _digits(plan, integer, last[0])
+    if decoded is None:
+        return None
+    decoded = decoded if zero is None else op("sub", decoded, cast(zero, "float32"))
+    return replace(v, args=(decoded, v.args[1]))
+
+
+def _digits(plan: FusionPlan, v: Value, step: str) -> Value | None:
+    """Return ``int(q)``, or ``int(h) * 16 + int(q)`` plus a number, as a float over words of the constants; None if it
+    is another value.
+    """
+    if isinstance(v, Op) and v.name in ("add", "mul"):
+        parts = [const(x.value, "float32") if isinstance(x, Const) else _digits(plan, x, step) for x in v.args]
+        return None if any(x is None for x in parts) else op(v.name, *filter(None, parts))
+    q = _uncast(v, "int32")
+    known = plan.graph.constants.get(q.buffer) if isinstance(q, Load) else None
+    if not isinstance(q, Load) or known is None or known.dtype != "int8" or q.index[0].split(step)[0] != 1:
         return None
     if known.min() < NIBBLE_MIN or known.max() > NIBBLE_MAX:
         return None
-    decoded: Value = Op("float32", NIBBLE, (q, FromIndex("int32", Index.of(last[0]))))
-    decoded = decoded if zero is None else op("sub", decoded, cast(zero, "float32"))
-    return replace(v, args=(decoded, v.args[1]))
+    return Op("float32", NIBBLE, (q, FromIndex("int32", Index.of(step))))
+
+
+def _difference(v: Value) -> tuple[Value | None, Load | None]:
+    """Return (v, z) of ``float(v - int(z))``, or (v, None) of ``float(v)``."""
+    inner = _uncast(v, "float32")
+    if isinstance(inner, Op) and inner.name == "sub":
+        zero = _uncast(inner.args[1], "int32")
+        return (inner.args[0], zero) if isinstance(zero, Load) else (None, None)
+    return inner, None
 
 
 def _parts(v: Value) -> tuple[Load | None, Load | None]:

@@ -8,16 +8,19 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from polydyn.arguments import checked_report
 from polydyn.backends import Options, target_of
 from polydyn.build.features import available_cores
 from polydyn.errors import Declined
 from polydyn.graph.dynamic import Symbols
 from polydyn.graph.expand import import_model
 from polydyn.graph.importer import ModelLike
+from polydyn.logs import note
 from polydyn.measure.cpu import CpuTuningBackend, tasks_of
 from polydyn.measure.cuda import CudaTuningBackend
 from polydyn.measure.placed import PlacedTask, Seen
 from polydyn.measure.tuning_backend import SearchSettings, TuningBackend
+from polydyn.runtime.tables import Table
 from polydyn.search.backbone import Problem
 from polydyn.search.outcomes import declined_record, search_record
 from polydyn.search.records import Records
@@ -84,7 +87,7 @@ def tune(
     seen: Sequence[Seen] = (),
     symbols: Symbols | None = None,
     report: Callable[[Progress], None] | None = None,
-) -> list[TunedGroup]:
+) -> Table[TunedGroup]:
     """Tune every group of a model that has sizes to choose, and add the measurements to a record file.
 
     The measurements run on this machine, or on the device of a CUDA target (``$POLYDYN_LIBCUDA``). If there is no such
@@ -97,6 +100,7 @@ def tune(
     ratio. ``threads``: number of CPU threads. ``symbols``: as for ``polydyn.compile``. Raises PolydynError, see
     ``polydyn.errors``.
     """
+    checked_report(report)
     options = options or Options()
     row = strategy_of(options.strategy)
     backend = TUNING_BACKENDS[target_of(target, options).machine](target, threads or available_cores())
@@ -124,6 +128,9 @@ def tune(
                 continue
             opened.put([search_record(search, task)])
             seconds = time.monotonic() - begin
+            note("tune", "group %d of %d, %s: %.2f times as fast as without", number, len(tasks), placed.label,
+                 search.gain or 1.0)  # fmt: skip
             group = TunedGroup(placed.label, len(search.tiles), binaries, measured, seconds, search.source)
             done.append(replace(group, gain=search.gain))
-    return done + [TunedGroup(label, 0, 0, 0, 0.0, "", reason) for label, reason in backend.declined.items()]
+    declined = [TunedGroup(label, 0, 0, 0, 0.0, "", reason) for label, reason in backend.declined.items()]
+    return Table(done + declined, "tuned", "group")

@@ -18,7 +18,7 @@ import os
 import struct
 import zipfile
 import zlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import IO, Any
 
@@ -28,7 +28,7 @@ import numpy.typing as npt
 from polydyn.arguments import checked_path
 from polydyn.build.cache import replacing
 from polydyn.build.features import architecture, machine_features
-from polydyn.errors import ArtifactError, MissingFileError, PolydynError
+from polydyn.errors import ArtifactError, MissingFileError, PolydynError, UnwritableError
 from polydyn.runtime.mapped import MappedFile
 from polydyn.runtime.plain_expressions import fold, unfold
 from polydyn.runtime.seal import SEAL, hash_of_parts, seal_weights
@@ -125,7 +125,7 @@ def write_artifact(artifact: Artifact, path: str | os.PathLike[str]) -> None:
         with replacing(target) as f:
             _write(artifact, f)
     except OSError as e:
-        raise ArtifactError(f"cannot write {target}: {e.strerror}", remedy="save to a writable folder") from e
+        raise UnwritableError.of(target, e) from e
 
 
 def _write(artifact: Artifact, f: IO[bytes]) -> None:
@@ -255,3 +255,8 @@ def _check_machine(path: str | os.PathLike[str], manifest: Mapping[str, Any]) ->
         raise ArtifactError(
             f"{path} uses processor features that are missing here: {', '.join(missing)}", remedy=remedy
         )
+
+
+def described(arguments: Sequence[Mapping[str, Any]]) -> dict[str, str]:
+    """Map the name of each argument in a manifest to its dtype and symbolic shape."""
+    return {a["name"]: f"{a['dtype']}[{', '.join(a['shape'])}]" for a in arguments}

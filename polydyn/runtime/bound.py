@@ -47,6 +47,9 @@ class BoundCall:
         self._lock, self._forks = threading.RLock(), _forks
         self.outputs = outputs
 
+    def __repr__(self) -> str:
+        return f"<BoundCall: outputs {', '.join(self.outputs)}>"
+
     def __copy__(self) -> BoundCall:
         return self  # the first object that is freed returns the context to the program
 

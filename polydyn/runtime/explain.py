@@ -5,6 +5,7 @@ Everything comes from the manifest, so a loaded artifact can be explained withou
 
 from __future__ import annotations
 
+import os
 import shutil
 import sys
 from collections.abc import Mapping, Sequence
@@ -12,11 +13,12 @@ from dataclasses import dataclass, field, replace
 from math import prod
 from typing import Any
 
-from polydyn.errors import InputError
+from polydyn.errors import InputError, UnknownNameError
 from polydyn.gpu.targets import special_runs
 from polydyn.runtime.expressions import decision_from_json
 from polydyn.runtime.plain_expressions import evaluate, symbols_of
 from polydyn.runtime.symbols import THREADS, holds
+from polydyn.runtime.tables import counted, fields_of, frame, html_table, html_text, shown
 from polydyn.schedules.decision import Decision, choose, cost
 from polydyn.schedules.decision import explain as explain_decision
 from polydyn.shapes.sizes import Sizes
@@ -53,6 +55,10 @@ class ExplainedLaunch:
     selection: tuple[str, ...] = ()
     declined: tuple[tuple[str, str], ...] = ()
     wave: int = 0
+
+    def __repr__(self) -> str:
+        tasks, threads = counted(max(self.tasks, 0), "task"), counted(self.threads, "thread")
+        return f"<{self.label}: {self.kernel}, {tasks} on {threads}>"
 
     def seconds(self, flops_per_second: float, bytes_per_second: float) -> float:
         """Return the minimum time within these limits: that of computing or of memory, whichever is longer."""
@@ -96,9 +102,20 @@ class Explanation:
             for x in self.launches
         ]  # fmt: skip
         title = "\n".join([self._title(), *(f"{name}: compiled for {sizes}" for name, sizes in self.sizes.items())])
-        return f"{title}\n\n{text_table(heading, rows)}"
+        return f"{title}\n\n{text_table(heading, rows, optional=OPTIONAL)}"
 
-    __repr__ = __str__
+    def __repr__(self) -> str:
+        return f"<Explanation of {self._title()}>"
+
+    def _repr_html_(self) -> str:
+        names = ("launch", "kernel", "wave", "tasks", "threads", "choices", "MFLOP", "MB")
+        rows = [(x.label, x.kernel, str(x.wave), str(x.tasks), str(x.threads), shown(x.choices), f"{x.flops / 1e6:.3f}",
+                 f"{x.bytes / 1e6:.3f}") for x in self.launches]  # fmt: skip
+        return html_table(self._title(), names, rows) + html_text("sizes, scratch and reasons", self.details())
+
+    def to_pandas(self) -> Any:
+        """Return a ``pandas.DataFrame`` with a row per launch. MissingPackageError: pandas is not installed."""
+        return frame([fields_of(x) for x in self.launches])
 
     def details(self) -> str:
         """Return the table, for every launch its sizes, scratch and reasons, and the kinds of kernels that declined."""
@@ -124,8 +141,8 @@ class Explanation:
         dims = ", ".join(f"{k}={v}" for k, v in self.dims.items()) or "no dynamic dims"
         running = sum(x.tasks > 0 for x in self.launches)
         return (
-            f"{self.name or 'model'} at {dims}, {self.threads} thread{'s' * (self.threads != 1)}: "
-            f"{running} launches of {len(self.kernels)} kernels in {len(self.waves)} waves, "
+            f"{self.name or 'model'} at {dims}, {counted(self.threads, 'thread')}: {counted(running, 'launch')} of "
+            f"{counted(len(self.kernels), 'kernel')} in {counted(len(self.waves), 'wave')}, "
             f"{sum(x.flops for x in self.launches) / 1e6:.2f} MFLOP"
         )
 
@@ -136,26 +153,51 @@ def _some(labels: Sequence[str]) -> str:
     return ", ".join(labels[:SHOWN_LABELS]) + f" and {more} more" * (more > 0)
 
 
+OPTIONAL = ("FLOP/byte", "MB", "wave", "launch choices", "MFLOP")
+"""Columns of an explanation that a narrow terminal does not show, in the order in which they are left out."""
 MIN_LABEL = 16
 """Minimum characters of a label that is cut to fit a terminal."""
 
 
-def text_table(heading: Sequence[str], rows: Sequence[Sequence[str]], width: int = 60) -> str:
-    """Format columns of text: the first two left-aligned, the others right; long labels are cut at the start. On a
-    terminal, labels become as short as its width demands, down to ``MIN_LABEL`` characters."""
-    every = [heading, *rows]
-    if sys.stdout.isatty():
-        longest = [max(map(len, column)) for column in zip(*every, strict=True)]
-        columns = shutil.get_terminal_size().columns
-        while width > MIN_LABEL and sum(min(n, width) + 2 for n in longest) - 2 > columns:
-            width -= 1
-    cut = [[c if len(c) <= width else "…" + c[-width + 1 :] for c in row] for row in every]
+def text_table(
+    heading: Sequence[str], rows: Sequence[Sequence[str]], width: int = 60, optional: Sequence[str] = ()
+) -> str:
+    """Format columns of text: the first two left-aligned, the others right; long labels are cut at the start.
+
+    On a terminal, labels become as short as its width demands, down to ``MIN_LABEL`` characters; then the ``optional``
+    columns are left out one by one, and a last line names them.
+    """
+    columns, left_out = terminal_width(), list[str]()
+    while columns and width > MIN_LABEL and _width(heading, rows, width) > columns:
+        width -= 1
+    for name in optional:
+        if not columns or _width(heading, rows, width) <= columns:
+            break
+        kept = [k for k, h in enumerate(heading) if h != name]
+        heading, rows = [heading[k] for k in kept], [[row[k] for k in kept] for row in rows]
+        left_out.append(name)
+    cut = [[_cut(c, width) for c in row] for row in [heading, *rows]]
     widths = [max(map(len, column)) for column in zip(*cut, strict=True)]
     lines = [
         "  ".join(c.ljust(w) if i < 2 else c.rjust(w) for i, (c, w) in enumerate(zip(row, widths, strict=True)))
         for row in cut
     ]
-    return "\n".join([lines[0].rstrip(), "-" * len(lines[0]), *(line.rstrip() for line in lines[1:])])
+    note = [f"a wider terminal also shows {', '.join(left_out)}"] if left_out else []
+    return "\n".join([lines[0].rstrip(), "-" * len(lines[0]), *(line.rstrip() for line in lines[1:]), *note])
+
+
+def terminal_width() -> int:
+    """Return the columns of the terminal, or those of the variable COLUMNS; 0 if the output is not for a terminal."""
+    return shutil.get_terminal_size().columns if sys.stdout.isatty() or os.environ.get("COLUMNS") else 0
+
+
+def _width(heading: Sequence[str], rows: Sequence[Sequence[str]], width: int) -> int:
+    longest = [max(map(len, column)) for column in zip(heading, *rows, strict=True)]
+    return sum(min(n, width) + 2 for n in longest) - 2
+
+
+def _cut(text: str, width: int) -> str:
+    return text if len(text) <= width else "…" + text[-width + 1 :]
 
 
 def resolve_dims(manifest: Mapping[str, Any], dims: Mapping[str, int]) -> dict[str, int]:
@@ -166,7 +208,7 @@ def resolve_dims(manifest: Mapping[str, Any], dims: Mapping[str, int]) -> dict[s
     known = {s["symbol"]: f"axis {s['axis']} of '{s['input']}'" for s in manifest["symbols"]}
     for name, size in dims.items():
         if name not in known:
-            raise InputError(
+            raise UnknownNameError(
                 f"the program has no dim {name}", dim=name, remedy=f"its dims are {', '.join(known) or 'all constant'}"
             )
         if isinstance(size, bool) or not isinstance(size, int) or size < 0:
@@ -206,18 +248,29 @@ def _with_equations(manifest: Mapping[str, Any], dims: Mapping[str, int]) -> dic
 
 
 def refused_sizes(manifest: Mapping[str, Any]) -> dict[str, str]:
-    """Return a sentence for every dim whose described range has a limit that the model's own rules refuse."""
+    """Return a sentence for every dim whose described range has sizes that the model's own rules refuse.
+
+    The first two sizes of the range and its last one are tried.
+    """
     out: dict[str, str] = {}
-    for name, sizes in declared(manifest).items():
-        rules = [g for g in manifest["guards"] if g["relation"] == "<="]
-        rules = [g for g in rules if symbols_of(g["left"]) | symbols_of(g["right"]) == {name}]
-        for size in (sizes.low, *(() if sizes.high is None else (sizes.high,))):
+    described = declared(manifest)
+    for name, sizes in described.items():
+        rules = [g for g in manifest["guards"] if symbols_of(g["left"]) | symbols_of(g["right"]) == {name}]
+        for size in _tried(sizes):
             for g in rules:
                 a, b = (evaluate(g[side], {name: size}) for side in ("left", "right"))
-                if not holds(a, g["relation"], b):
+                if name not in out and not holds(a, g["relation"], b):
                     out[name] = f"{name} is described as {sizes.range_text()}, but the model refuses {name}={size}: " \
                                 f"{g['rule']}: {g['message']}"  # fmt: skip
     return out
+
+
+def _tried(sizes: Sizes) -> list[int]:
+    """Return the first two sizes of a range and its last one, by its multiple."""
+    first = -(-sizes.low // sizes.multiple) * sizes.multiple
+    last = [] if sizes.high is None else [sizes.high // sizes.multiple * sizes.multiple]
+    second = first + sizes.multiple
+    return [first, *([second] if not last or second <= last[0] else []), *last]
 
 
 @dataclass(frozen=True)

@@ -287,3 +287,11 @@ class Context:
     def statistics(self) -> dict[str, int]:
         """Return ``Native.statistics`` of this context."""
         return self._native.statistics(self.handle)
+
+
+def close_program(native: Native, contexts: list[Context]) -> None:
+    """Close a program and free its contexts."""
+    native.before_close()
+    for context in contexts:
+        native.library.pd_context_free(context.handle)
+    native.library.pd_close(native.program)

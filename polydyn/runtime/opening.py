@@ -1,4 +1,4 @@
-"""Open a program from an artifact in memory or from a file."""
+"""Open a program from an artifact in memory or from a file. What few programs need is imported for them only."""
 
 from __future__ import annotations
 
@@ -8,11 +8,7 @@ from collections.abc import Callable
 from polydyn.arguments import checked_path
 from polydyn.errors import ArtifactError
 from polydyn.runtime.artifact import Artifact, read_artifact
-from polydyn.runtime.composite import general_of, split
-from polydyn.runtime.overrides import WithOverrides, overridden_of, overriding
-from polydyn.runtime.parts_program import PartsProgram
 from polydyn.runtime.program import Program
-from polydyn.runtime.texts import with_texts
 
 
 def open_program(artifact: Artifact, *, threads: int | None = None, compilations: int = 0) -> Program:
@@ -20,18 +16,33 @@ def open_program(artifact: Artifact, *, threads: int | None = None, compilations
     threads = artifact.manifest.get("threads") if threads is None else threads
     program = _open(artifact, threads, compilations)
     if "general" in artifact.manifest:
+        from polydyn.runtime.composite import general_of
+
         program.general = open_program(general_of(artifact), threads=threads)
-    if isinstance(program, WithOverrides) and (second := overridden_of(artifact)) is not None:
-        program.second = open_program(second, threads=threads)
+    if "overridden" in artifact.manifest:
+        from polydyn.runtime.overrides import WithOverrides, overridden_of
+
+        if isinstance(program, WithOverrides) and (second := overridden_of(artifact)) is not None:
+            program.second = open_program(second, threads=threads)
     return program
 
 
 def _open(artifact: Artifact, threads: int | None, compilations: int) -> Program:
     def kind(plain: type[Program]) -> Callable[..., Program]:
-        plain = overriding(plain) if "overridden" in artifact.manifest else plain
-        return with_texts(plain) if artifact.manifest.get("host") else plain
+        if "overridden" in artifact.manifest:
+            from polydyn.runtime.overrides import overriding
+
+            plain = overriding(plain)
+        if artifact.manifest.get("host"):
+            from polydyn.runtime.texts import with_texts
+
+            return with_texts(plain)
+        return plain
 
     if "order" in artifact.manifest:
+        from polydyn.runtime.composite import split
+        from polydyn.runtime.parts_program import PartsProgram
+
         parts = [open_program(p, threads=threads) for p in split(artifact)]
         if "cuda" in artifact.manifest:
             from polydyn.runtime.cuda.parts import CudaPartsProgram

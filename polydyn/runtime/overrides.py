@@ -19,6 +19,7 @@ from polydyn.runtime.composite import attached, part_at
 from polydyn.runtime.launch_times import LaunchTime
 from polydyn.runtime.program import Array, Program, as_array, numpy_dtype
 from polydyn.runtime.spans import Span
+from polydyn.runtime.tables import Table
 
 OVERRIDDEN, DEFAULTS = "overridden/", "defaults/"
 """Prefixes of the names in ``sources`` and ``images``: of the second version, and of the model's values."""
@@ -88,15 +89,19 @@ class WithOverrides(Program):
         other, chosen = self._chosen(feeds)
         return super().bind(chosen, out) if other is None else other.bind(chosen, out)
 
-    def profile(self, feeds: Mapping[str, Any], repeats: int = 5) -> list[LaunchTime]:
+    def profile(
+        self, feeds: Mapping[str, Any], repeats: int = 5, out: Mapping[str, Array] | None = None
+    ) -> Table[LaunchTime]:  # fmt: skip
         """Implement ``Program.profile``; ``feeds`` as for ``run``."""
         other, chosen = self._chosen(feeds)
-        return super().profile(chosen, repeats) if other is None else other.profile(chosen, repeats)
+        return super().profile(chosen, repeats, out) if other is None else other.profile(chosen, repeats, out)
 
-    def trace(self, feeds: Mapping[str, Any], repeats: int = 5) -> list[Span]:
+    def trace(
+        self, feeds: Mapping[str, Any], repeats: int = 5, out: Mapping[str, Array] | None = None
+    ) -> Table[Span]:  # fmt: skip
         """Implement ``Program.trace``; ``feeds`` as for ``run``."""
         other, chosen = self._chosen(feeds)
-        return super().trace(chosen, repeats) if other is None else other.trace(chosen, repeats)
+        return super().trace(chosen, repeats, out) if other is None else other.trace(chosen, repeats, out)
 
     def arguments(self, kind: str) -> list[dict[str, Any]]:
         """Implement ``Program.arguments``, with those initializers as ``optional``."""

@@ -15,17 +15,18 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from polydyn.arguments import check_repeats, check_threads, checked_feeds, checked_out
-from polydyn.errors import InputError, PolydynError, UnsupportedError
+from polydyn.errors import InputError, PolydynError, UnknownNameError, UnsupportedError
 from polydyn.runtime.artifact import Artifact
 from polydyn.runtime.bound import BoundCall, reject_conversions
 from polydyn.runtime.fallback_step import other_runtime
 from polydyn.runtime.frames import Frame, Layout
-from polydyn.runtime.launch_times import LaunchTime, launch_times
+from polydyn.runtime.launch_times import LaunchTime, launch_times, times_table
 from polydyn.runtime.native import NativeOfParts, address_of, failure
 from polydyn.runtime.plain_expressions import Expression, evaluate
 from polydyn.runtime.program import Array, Program, numpy_dtype
 from polydyn.runtime.sequence import STOP_PYTHON
 from polydyn.runtime.sharing import reject_sharing
+from polydyn.runtime.tables import Table
 
 if TYPE_CHECKING:
     from polydyn.runtime.explain import Explanation
@@ -178,7 +179,7 @@ class PartsProgram(Program):
     def _new_times(self) -> Array:
         return np.zeros(sum(map(self._count, self._order)), np.int64)
 
-    def _rows(self, frame: Frame, times: Array) -> list[LaunchTime]:
+    def _rows(self, frame: Frame, times: Array) -> Table[LaunchTime]:
         """Return the launches and steps of a call, with their times."""
         infos = [self._native.launch(frame.handle, k) for k in range(len(times))]
         return launch_times(infos, [times.tolist()])
@@ -248,25 +249,27 @@ class PartsProgram(Program):
         """Return the input shapes of the calls, from the first part."""
         return self._parts[0].shapes_seen() if self._parts else []
 
-    def profile(self, feeds: Mapping[str, Any], repeats: int = 5) -> list[LaunchTime]:
+    def profile(
+        self, feeds: Mapping[str, Any], repeats: int = 5, out: Mapping[str, Array] | None = None
+    ) -> Table[LaunchTime]:  # fmt: skip
         """Return the time of every launch and of every host step, in execution order; see ``Program.profile``."""
         check_repeats(repeats)
         calls: list[list[LaunchTime]] = []
         for _ in range(repeats + 1):
             rows: list[LaunchTime] = []
-            self._run(feeds, rows)
+            _copy_to(self._run(feeds, rows), checked_out(out))
             calls.append(rows)
         from statistics import median  # its import takes longer than opening a program
 
         times = [round(median(c[k].nanoseconds for c in calls[1:])) for k in range(len(calls[0]))]
-        return [replace(r, nanoseconds=t) for r, t in zip(calls[0], times, strict=True)]
+        return times_table(replace(r, nanoseconds=t) for r, t in zip(calls[0], times, strict=True))
 
     def explain(self, /, **dims: int) -> Explanation:
         """Explain every launch at a shape; data-dependent sizes are given by name, see ``symbols``."""
         unknown = sorted(dims.keys() - self.symbols.keys())
         if unknown:
             remedy = f"dims: {', '.join(self.symbols)}"
-            raise InputError(f"the program has no dim '{unknown[0]}'", dim=unknown[0], remedy=remedy)
+            raise UnknownNameError(f"the program has no dim '{unknown[0]}'", dim=unknown[0], remedy=remedy)
         parts = [p.explain(**{s: n for s, n in dims.items() if s in p.symbols}) for p in self.parts]
         launches = tuple(x for e in parts for x in e.launches)
         notes = tuple(dict.fromkeys([*self.manifest["notes"], *(n for e in parts for n in e.notes)]))
@@ -296,7 +299,7 @@ def _copy_to(results: dict[str, Array], out: Mapping[str, Array]) -> dict[str, A
         result = results.get(name)
         if result is None:
             known = f"outputs: {', '.join(results)}"
-            raise InputError(f"the program has no output '{name}'", tensor=name, remedy=known)
+            raise UnknownNameError(f"the program has no output '{name}'", tensor=name, remedy=known)
         if not isinstance(target, np.ndarray) or target.dtype != result.dtype or target.shape != result.shape:
             required = f"an array of {result.dtype} and shape {result.shape}"
             raise InputError(f"out['{name}'] must be {required} in this call", tensor=name)

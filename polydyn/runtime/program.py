@@ -14,14 +14,15 @@ import numpy.typing as npt
 
 from polydyn.arguments import check_repeats, check_threads, checked_feeds, checked_flag, checked_out
 from polydyn.errors import InputError, PolydynError, UnknownNameError, WrongTypeError
-from polydyn.runtime.artifact import Artifact, write_artifact
+from polydyn.runtime.artifact import Artifact, described, write_artifact
 from polydyn.runtime.bound import BoundCall, reject_conversions
 from polydyn.runtime.launch_times import LaunchTime, launch_times
-from polydyn.runtime.native import BITS, DTYPE_CODES, Context, Native, address_of, new_output
+from polydyn.runtime.native import BITS, DTYPE_CODES, Context, Native, address_of, close_program, new_output
 from polydyn.runtime.plain_expressions import evaluate
 from polydyn.runtime.shapes_log import write_log
-from polydyn.runtime.sharing import reject_sharing, surely_apart
+from polydyn.runtime.sharing import described_caches, positions_of, reject_sharing, surely_apart
 from polydyn.runtime.spans import Span, reject_trace, shortest
+from polydyn.runtime.tables import Table
 
 if TYPE_CHECKING:
     from polydyn.clock import Timing
@@ -76,11 +77,22 @@ class Program:
         self._outputs = [(o["name"], numpy_dtype(o["dtype"])) for o in manifest["outputs"]]
         self._strided = [(k, o["name"], len(o["shape"])) for k, o in enumerate(manifest["outputs"]) if o["strided"]]
         self._pairs = {(a["input"], a["output"]) for a in manifest["appendable"]}
-        close = weakref.finalize(self, _close, self._native, self._contexts)
+        self._pair_positions = positions_of(self._pairs, manifest["inputs"], manifest["outputs"])
+        close = weakref.finalize(self, close_program, self._native, self._contexts)
         close.atexit = False  # threads may still be in calls at exit; the process frees everything
 
     def _open_library(self, artifact: Artifact) -> Native:
         return Native(artifact)
+
+    def __repr__(self) -> str:
+        from polydyn.runtime.views import program_line  # loads the decisions of the schedules
+
+        return program_line(self)
+
+    def _repr_html_(self) -> str:
+        from polydyn.runtime.views import program_html
+
+        return program_html(self)
 
     # -- running -----------------------------------------------------------------------------------------------------
 
@@ -265,7 +277,7 @@ class Program:
         remedy = f"pass exactly {', '.join(f'{n}: {t}' for n, t in self.inputs.items()) or 'nothing'}"
         unknown = [n for n in feeds if n not in known]
         if unknown:
-            raise InputError(f"the program has no input '{unknown[0]}'", tensor=str(unknown[0]), remedy=remedy)
+            raise UnknownNameError(f"the program has no input '{unknown[0]}'", tensor=str(unknown[0]), remedy=remedy)
         missing = [n for n in known if n not in feeds]
         if missing:
             raise InputError(f"input '{missing[0]}' is missing", tensor=missing[0], remedy=remedy)
@@ -310,15 +322,16 @@ class Program:
         """Reject arrays in ``out`` that are unknown (``used`` of them are not), of a wrong layout, or share memory."""
         if used != len(out):
             name = next(n for n in out if n not in results)
-            raise InputError(
+            raise UnknownNameError(
                 f"the program has no output '{name}'", tensor=name, remedy=f"outputs: {', '.join(results)}"
             )
         strided = {name for _, name, _ in self._strided}
         for name, array in out.items():
-            dense = name in strided or array.flags.c_contiguous  # pd_shapes has checked the strides of ``strided``
-            if not (dense and array.flags.writeable and array.flags.aligned):
+            flags = array.flags
+            dense = name in strided or flags.c_contiguous  # pd_shapes has checked the strides of ``strided``
+            if not (dense and flags.writeable and flags.aligned):
                 raise InputError(f"out['{name}'] must be C-contiguous, aligned and writeable", tensor=name)
-        if not surely_apart([*arrays, *results.values()], [*addresses, *targets]):
+        if not surely_apart(arrays, addresses, list(results.values()), targets, self._pair_positions):
             inputs = {name: array for (name, _, _), array in zip(self._inputs, arrays, strict=True)}
             reject_sharing(inputs, out, self._pairs)
 
@@ -337,12 +350,12 @@ class Program:
     @property
     def inputs(self) -> dict[str, str]:
         """Maps an input name to dtype and symbolic shape, e.g. ``float32[B, 2*L]``."""
-        return _described(self.arguments("inputs"))
+        return described(self.arguments("inputs"))
 
     @property
     def outputs(self) -> dict[str, str]:
         """Maps an output name to dtype and symbolic shape."""
-        return _described(self.arguments("outputs"))
+        return described(self.arguments("outputs"))
 
     def arguments(self, kind: str) -> list[dict[str, Any]]:
         """Return ``inputs``, ``outputs`` or ``optional`` (initializers that are inputs): dicts with ``name``, ``dtype``
@@ -355,6 +368,12 @@ class Program:
     def appendable(self) -> dict[str, str]:
         """Maps an output to the input that it begins with. Views of one array for both avoid the copy of the input."""
         return {output: name for name, output in sorted(self._pairs)}
+
+    @property
+    def caches(self) -> list[dict[str, Any]]:
+        """The ``appendable`` pairs in the order of the outputs: dicts with ``output``, ``input``, ``dtype``, ``shape``
+        (of the input, as texts) and ``axis``, which grows."""
+        return described_caches(self.arguments("inputs"), self.arguments("outputs"), self.appendable)
 
     @property
     def symbols(self) -> dict[str, str]:
@@ -424,28 +443,35 @@ class Program:
         """Write ``shapes_seen()`` as JSON, for ``polydyn tune --from-log``."""
         write_log(path, self.shapes_seen())
 
-    def profile(self, feeds: Mapping[str, Any], repeats: int = 5) -> list[LaunchTime]:
-        """Return the time of every launch (median over ``repeats`` calls after a warm-up call), in execution order."""
+    def profile(
+        self, feeds: Mapping[str, Any], repeats: int = 5, out: Mapping[str, Array] | None = None
+    ) -> Table[LaunchTime]:  # fmt: skip
+        """Return the time of every launch (median over ``repeats`` calls after a warm-up call), in execution order.
+
+        ``out``: as for ``run``; with caches that grow in place, a step is profiled as it runs.
+        """
         check_repeats(repeats)
         with self._context() as context:
-            arrays, addresses = self._bind(context, feeds)
-            _, to = self._allocate(context, None, arrays, addresses)
+            arrays, addresses = self._bind(context, feeds, out)
+            _, to = self._allocate(context, out, arrays, addresses)
             count = len(self.manifest["launches"])
             times = [context.profile(addresses, to, count) for _ in range(repeats + 1)][1:]
             infos = [context.launch(k) for k in range(count)]
         return launch_times(infos, times)
 
-    def trace(self, feeds: Mapping[str, Any], repeats: int = 5) -> list[Span]:
+    def trace(
+        self, feeds: Mapping[str, Any], repeats: int = 5, out: Mapping[str, Array] | None = None
+    ) -> Table[Span]:  # fmt: skip
         """Return the work of each thread over time, ordered by begin, from the fastest of ``repeats`` calls after a
-        warm-up call. Launches of a wave run in parallel, as in ``run``.
+        warm-up call. Launches of a wave run in parallel, as in ``run``. ``out``: as for ``run``.
 
         UnsupportedError: the program is for a device or has parts.
         """
         reject_trace(self.manifest)
         check_repeats(repeats)
         with self._context() as context:
-            arrays, addresses = self._bind(context, feeds)
-            _, to = self._allocate(context, None, arrays, addresses)
+            arrays, addresses = self._bind(context, feeds, out)
+            _, to = self._allocate(context, out, arrays, addresses)
             count = len(self.manifest["launches"])
             calls = [context.trace(addresses, to, 8 * count) for _ in range(repeats + 1)][1:]
             return shortest(calls, [context.launch(k) for k in range(count)])
@@ -470,15 +496,3 @@ class Program:
         threads = {"threads": self._requested} if kept else {}
         manifest = {n: x for n, x in self.manifest.items() if n != "threads"} | threads
         write_artifact(replace(self._artifact, manifest=manifest), path)
-
-
-def _described(arguments: Sequence[Mapping[str, Any]]) -> dict[str, str]:
-    """Return a mapping from name to dtype and symbolic shape."""
-    return {a["name"]: f"{a['dtype']}[{', '.join(a['shape'])}]" for a in arguments}
-
-
-def _close(native: Native, contexts: list[Context]) -> None:
-    native.before_close()
-    for context in contexts:
-        native.library.pd_context_free(context.handle)
-    native.library.pd_close(native.program)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from functools import lru_cache
 from itertools import pairwise
 from typing import Any
 
@@ -40,15 +41,85 @@ def reject_sharing(
         live.append((high, k))
 
 
-def surely_apart(arrays: Iterable[Array], addresses: Iterable[int]) -> bool:
-    """Return True if the arrays are dense and their address ranges disjoint; False means unknown."""
+Declared = Sequence[Mapping[str, Any]]
+"""Inputs or outputs as a manifest describes them."""
+
+
+def described_caches(inputs: Declared, outputs: Declared, appendable: Mapping[str, str]) -> list[dict[str, Any]]:
+    """Return what ``Program.caches`` does. ``appendable``: output -> the input that it begins with."""
+    by_name = {i["name"]: i for i in inputs}
+    grown = [(o, by_name[appendable[o["name"]]]) for o in outputs if o["name"] in appendable]
+    return [
+        {"output": o["name"], "input": i["name"], "dtype": i["dtype"], "shape": list(i["shape"]), "axis": o["strided"]}
+        for o, i in grown
+    ]
+
+
+def positions_of(
+    pairs: Iterable[tuple[str, str]], inputs: Declared, outputs: Declared
+) -> tuple[tuple[int, int], ...]:  # fmt: skip
+    """Return appendable pairs as positions of the input and of the output."""
+    first, second = ({a["name"]: k for k, a in enumerate(x)} for x in (inputs, outputs))
+    return tuple((first[i], second[o]) for i, o in pairs if i in first and o in second)
+
+
+def surely_apart(
+    inputs: Sequence[Array], addresses: Sequence[int], outputs: Sequence[Array], targets: Sequence[int],
+    pairs: Iterable[tuple[int, int]],
+) -> bool:  # fmt: skip
+    """Return True if the address ranges of all arrays are disjoint and no output folds onto itself; False means
+    unknown.
+
+    ``addresses``, ``targets``: those of the first elements. ``pairs``: positions of an input and an output; the output
+    may begin with the input, in the same strides.
+    """
+    beginnings = {
+        i for i, o in pairs
+        if addresses[i] == targets[o] and same_strides(inputs[i].shape, inputs[i].strides, outputs[o].strides)
+    }  # fmt: skip
     spans = []
-    for a, low in zip(arrays, addresses, strict=True):
-        if not a.flags.c_contiguous:
-            return False
-        spans.append((low, low + a.nbytes))
+    for k, (a, low) in enumerate(zip(inputs, addresses, strict=True)):
+        if k not in beginnings and (size := extent(a.shape, a.strides, a.itemsize)):
+            spans.append((low, low + size))
+            if size < 0:
+                return False
+    for a, low in zip(outputs, targets, strict=True):
+        if size := extent(a.shape, a.strides, a.itemsize):
+            if size < 0 or is_folded(a.shape, a.strides, a.itemsize):
+                return False
+            spans.append((low, low + size))
     spans.sort()
     return all(a[1] <= b[0] for a, b in pairwise(spans))
+
+
+@lru_cache(256)
+def extent(shape: tuple[int, ...], strides: tuple[int, ...], itemsize: int) -> int:
+    """Return the bytes from the first element to the end of the last; 0 for an empty array, -1 for negative strides.
+
+    Caches of all layers have equal shapes, so that a decoding step computes it few times.
+    """
+    if 0 in shape:
+        return 0
+    if any(s < 0 for s, n in zip(strides, shape, strict=True) if n > 1):
+        return -1
+    return itemsize + sum((n - 1) * s for n, s in zip(shape, strides, strict=True) if n > 1)
+
+
+@lru_cache(256)
+def same_strides(shape: tuple[int, ...], first: tuple[int, ...], second: tuple[int, ...]) -> bool:
+    """Return whether two layouts place the elements of a shape equally."""
+    return all(n == 1 or s == t for n, s, t in zip(shape, first, second, strict=True))
+
+
+@lru_cache(256)
+def is_folded(shape: tuple[int, ...], strides: tuple[int, ...], itemsize: int) -> bool:
+    """Return whether two elements may have the same address."""
+    span = itemsize
+    for stride, n in sorted((abs(s), n) for s, n in zip(strides, shape, strict=True) if n > 1):
+        if stride < span and 0 not in shape:
+            return True
+        span += (n - 1) * stride
+    return False
 
 
 def reject_folded(name: str, shape: tuple[int, ...], strides: tuple[int, ...], itemsize: int) -> None:
@@ -56,15 +127,12 @@ def reject_folded(name: str, shape: tuple[int, ...], strides: tuple[int, ...], i
 
     ``strides`` and ``itemsize`` are in bytes.
     """
-    span = itemsize
-    for stride, n in sorted((abs(s), n) for s, n in zip(strides, shape, strict=True) if n > 1):
-        if stride < span and 0 not in shape:
-            raise InputError(
-                f"elements of out['{name}'] share memory: strides {strides} in bytes for shape {shape}",
-                tensor=name,
-                remedy="pass an array, or a slice of one",
-            )
-        span += (n - 1) * stride
+    if is_folded(shape, strides, itemsize):
+        raise InputError(
+            f"elements of out['{name}'] share memory: strides {strides} in bytes for shape {shape}",
+            tensor=name,
+            remedy="pass an array, or a slice of one",
+        )
 
 
 def _span(a: Array) -> tuple[int, int]:
@@ -88,8 +156,8 @@ def _shares(a: Array, b: Array) -> bool:
 
 def _begins(a: Array, b: Array) -> bool:
     """Return whether ``b`` has the first address and the strides of ``a``."""
-    equal = all(n == 1 or s == t for n, s, t in zip(a.shape, a.strides, b.strides, strict=True))
-    return equal and a.__array_interface__["data"][0] == b.__array_interface__["data"][0]
+    first, second = (x.__array_interface__["data"][0] for x in (a, b))
+    return bool(first == second) and same_strides(a.shape, a.strides, b.strides)
 
 
 def _refuse(first: str, name: str, pair: bool) -> None:

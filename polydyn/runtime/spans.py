@@ -10,6 +10,7 @@ import numpy.typing as npt
 
 from polydyn.errors import UnsupportedError
 from polydyn.runtime.native import LaunchInfo
+from polydyn.runtime.tables import Table, counted
 
 
 @dataclass(frozen=True)
@@ -43,10 +44,12 @@ def reject_trace(manifest: Mapping[str, Any]) -> None:
         )  # fmt: skip
 
 
-def shortest(calls: Sequence[npt.NDArray[Any]], infos: Sequence[LaunchInfo]) -> list[Span]:
+def shortest(calls: Sequence[npt.NDArray[Any]], infos: Sequence[LaunchInfo]) -> Table[Span]:
     """Return the spans of the fastest call, ordered by begin. ``calls``: results of ``Context.trace``."""
     spans = min(calls, key=lambda c: int(c["end"].max() - c["begin"].min()) if c.size else 0)
-    return [
+    rows = [
         Span(k, infos[k].label.decode(), infos[k].kernel.decode(), *rest)
         for k, *rest in spans[["launch", "thread", "first", "count", "begin", "end"]].tolist()
     ]
+    spent = max((x.end for x in rows), default=0) - min((x.begin for x in rows), default=0)
+    return Table(rows, f"trace, {counted(len({x.thread for x in rows}), 'thread')}, {spent / 1e6:.3f} ms", "span")

@@ -18,6 +18,7 @@ from polydyn.runtime.bound import BoundCall
 from polydyn.runtime.launch_times import LaunchTime
 from polydyn.runtime.program import Array, Program, as_array
 from polydyn.runtime.spans import Span
+from polydyn.runtime.tables import Table
 
 TEXTS = "texts"
 
@@ -106,13 +107,17 @@ class WithTexts(Program):
         """Raise UnsupportedError, because texts and maps are converted in every call."""
         raise UnsupportedError("a program with texts or maps has no bound calls", rule="bind", remedy="use run()")
 
-    def profile(self, feeds: Mapping[str, Any], repeats: int = 5) -> list[LaunchTime]:
+    def profile(
+        self, feeds: Mapping[str, Any], repeats: int = 5, out: Mapping[str, Array] | None = None
+    ) -> Table[LaunchTime]:  # fmt: skip
         """Implement ``Program.profile``, without the conversions."""
-        return super().profile(self._encoded(feeds, {}), repeats)
+        return super().profile(self._encoded(feeds, {}), repeats, out)
 
-    def trace(self, feeds: Mapping[str, Any], repeats: int = 5) -> list[Span]:
+    def trace(
+        self, feeds: Mapping[str, Any], repeats: int = 5, out: Mapping[str, Array] | None = None
+    ) -> Table[Span]:  # fmt: skip
         """Implement ``Program.trace``, without the conversions."""
-        return super().trace(self._encoded(feeds, {}), repeats)
+        return super().trace(self._encoded(feeds, {}), repeats, out)
 
     def arguments(self, kind: str) -> list[dict[str, Any]]:
         """Implement ``Program.arguments``, with the types that a caller sees."""

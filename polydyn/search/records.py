@@ -22,6 +22,7 @@ from types import TracebackType
 from typing import Any
 
 from polydyn.errors import ArtifactError, MissingFileError
+from polydyn.runtime.tables import Table, counted
 from polydyn.search.backbone import GroupKey, Tile, canonical, digest_of
 from polydyn.search.hardware import Hardware
 
@@ -75,6 +76,13 @@ class Record:
             "note": self.note,
         }
 
+    def row(self) -> dict[str, Any]:
+        """Return the columns of a table of records; ``values`` have a column each."""
+        tile = " ".join(f"{n}={v}" for n, v in self.tile.compile + self.tile.launch)
+        shape = ",".join(f"{n}={v}" for n, v in self.shape)
+        return {"group": self.group.digest, "machine": self.hardware.name, "kind": self.kind, "source": self.source,
+                "tile": tile, "shape": shape, **dict(self.values), "note": self.note}  # fmt: skip
+
     def value(self, name: str) -> float:
         """Return one of ``values``. KeyError: it does not exist."""
         return dict(self.values)[name]
@@ -85,6 +93,21 @@ class Records:
 
     def __init__(self, connection: sqlite3.Connection, path: Path, readonly: bool) -> None:
         self._db, self.path, self.readonly = connection, path, readonly
+
+    def __repr__(self) -> str:
+        try:
+            (count,) = self._db.execute("SELECT COUNT(*) FROM record").fetchone()
+            (groups,) = self._db.execute("SELECT COUNT(DISTINCT grp) FROM record").fetchone()
+        except sqlite3.Error:  # closed
+            return f"<Records {self.path.name}, closed>"
+        return f"<Records {self.path.name}: {counted(count, 'record')} of {counted(groups, 'group')}>"
+
+    def _repr_html_(self) -> str:
+        return self.table()._repr_html_()
+
+    def table(self) -> Table[Record]:
+        """Return all records as a list that a notebook shows as a table; ``to_pandas()`` returns a DataFrame."""
+        return Table(self.rows(), f"records of {self.path.name}", "record")
 
     @classmethod
     def open(cls, path: str | os.PathLike[str], *, readonly: bool = False) -> Records:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from polydyn.arguments import checked_mapping, checked_text, wrong_type
-from polydyn.errors import InputError, PolydynError, UnsupportedError
+from polydyn.errors import InputError, PolydynError, UnknownNameError, UnsupportedError
 from polydyn.program_cache import cached_program
 from polydyn.runtime.artifact import ZIP, is_artifact
 from polydyn.runtime.opening import load
@@ -83,6 +83,12 @@ class InferenceSession(Refusing):
         self._model = path_or_bytes
         self._model_path = str(path_or_bytes) if isinstance(path_or_bytes, (str, os.PathLike)) else None  # for optimum
         self._open(providers if providers is not None else self._options.providers or None, provider_options)
+
+    def __repr__(self) -> str:
+        return f"<InferenceSession of {self.program!r}>"
+
+    def _repr_html_(self) -> str:
+        return self.program._repr_html_()
 
     def _open(self, providers: Sequence[Provider] | None, options: Sequence[Mapping[str, Any]] | None) -> None:
         self._provider, self._provider_options, target = choose_provider(providers, options)
@@ -189,7 +195,7 @@ class InferenceSession(Refusing):
             if not isinstance(name, str):
                 wrong_type("a name in output_names", name, f"names, as in {known}")
             if name not in known:
-                raise InputError(f"the model has no output '{name}'", tensor=name, remedy=f"{', '.join(known)}")
+                raise UnknownNameError(f"the model has no output '{name}'", tensor=name, remedy=f"{', '.join(known)}")
         return names
 
     def _array(self, name: str, value: Any) -> Any:

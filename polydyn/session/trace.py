@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from polydyn.build.cache import write_atomically
-from polydyn.errors import ArtifactError
+from polydyn.errors import UnwritableError
 from polydyn.runtime.launch_times import LaunchTime
 from polydyn.runtime.program import Program
 from polydyn.runtime.spans import Span, has_spans
@@ -68,11 +68,11 @@ def _launch_events(launches: Iterable[LaunchTime]) -> list[dict[str, Any]]:
 
 
 def write_trace(path: Path, events: list[dict[str, Any]]) -> None:
-    """Write a trace file. ArtifactError: it cannot be written."""
+    """Write a trace file. UnwritableError: it cannot be written."""
     try:
         write_atomically(path, json.dumps(events, indent=0).encode())
     except OSError as e:
-        raise ArtifactError(f"cannot write {path}: {e.strerror}", remedy="choose a writable folder") from e
+        raise UnwritableError.of(path, e) from e
 
 
 def _event(name: str, begin: float, length: float, row: int) -> dict[str, Any]:

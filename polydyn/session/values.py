@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from operator import index
@@ -13,8 +14,6 @@ import numpy.typing as npt
 
 from polydyn.arguments import checked_flag, checked_integer, checked_text, wrong_type
 from polydyn.errors import InputError, UnsupportedError
-from polydyn.runtime.cuda.array import DeviceArray
-from polydyn.runtime.cuda.dlpack import CPU, CUDA_HOST, device_of
 from polydyn.runtime.native import DTYPE_CODES
 from polydyn.runtime.program import numpy_dtype
 from polydyn.session.missing_names import Refusing
@@ -140,6 +139,21 @@ class OrtDevice:
         return 0
 
 
+def _on_host(data: Any) -> bool:
+    """Whether a tensor of any library is in memory of the host."""
+    if isinstance(data, np.ndarray):
+        return True
+    from polydyn.runtime.cuda.dlpack import CPU, CUDA_HOST, device_of
+
+    return device_of(data) in (CPU, CUDA_HOST)
+
+
+def _is_device_array(data: Any) -> bool:
+    """Whether a value is a ``DeviceArray``. The modules of CUDA are not imported for it."""
+    module = sys.modules.get("polydyn.runtime.cuda.array")
+    return module is not None and isinstance(data, module.DeviceArray)
+
+
 class OrtValue(Refusing):
     """A tensor: a numpy array that is used in place, or memory of a CUDA device.
 
@@ -159,6 +173,7 @@ class OrtValue(Refusing):
         checked_array(numpy_obj)
         if check_device(device_type, device_id) == "cpu":
             return cls(np.ascontiguousarray(numpy_obj) if numpy_obj.ndim else numpy_obj)
+        from polydyn.runtime.cuda.array import DeviceArray
         from polydyn.runtime.cuda.session import open_session  # opens the driver
 
         return cls(DeviceArray.of(open_session(device_id), numpy_obj))
@@ -184,6 +199,7 @@ class OrtValue(Refusing):
         storage = numpy_dtype(dtype)
         if check_device(device_type, device_id) == "cpu":
             return cls(np.empty(sizes, storage), dtype)
+        from polydyn.runtime.cuda.array import DeviceArray
         from polydyn.runtime.cuda.session import open_session  # opens the driver
 
         return cls(DeviceArray(open_session(device_id), sizes, dtype, storage.itemsize), dtype)
@@ -193,7 +209,7 @@ class OrtValue(Refusing):
         """Return a tensor of another library without a copy; ``data`` has ``__dlpack__``."""
         if not hasattr(data, "__dlpack__"):
             raise InputError(f"a {type(data).__name__} has no __dlpack__", remedy="pass a tensor of another library")
-        if device_of(data) not in (CPU, CUDA_HOST):
+        if not _on_host(data):
             return cls(data)
         array, is_bool = np.from_dlpack(data), checked_flag(is_bool_tensor, "is_bool_tensor")
         return cls(array.view(np.bool_) if is_bool and array.dtype == np.uint8 else array)
@@ -211,8 +227,8 @@ class OrtValue(Refusing):
         """Return the array itself on the CPU, or a copy from a device."""
         if isinstance(self.array, np.ndarray):
             return self.array
-        if isinstance(self.array, DeviceArray):
-            return self.array.numpy()
+        if _is_device_array(self.array):
+            return self.array.numpy()  # type: ignore[no-any-return]
         raise UnsupportedError(
             f"a {type(self.array).__name__} cannot be copied to the host here", remedy="copy it with its own library"
         )
@@ -227,7 +243,7 @@ class OrtValue(Refusing):
             )
         if isinstance(self.array, np.ndarray):
             self.array[...] = np_arr
-        elif isinstance(self.array, DeviceArray):
+        elif _is_device_array(self.array):
             self.array.copy_from(np_arr)
         else:
             raise UnsupportedError(f"a {type(self.array).__name__} is read-only here", remedy="make a new OrtValue")
@@ -254,7 +270,7 @@ class OrtValue(Refusing):
 
     def device_name(self) -> str:
         """Return ``cpu`` or ``cuda``."""
-        return "cpu" if device_of(self.array) in (CPU, CUDA_HOST) else "cuda"
+        return "cpu" if _on_host(self.array) else "cuda"
 
     def tensor_size_in_bytes(self) -> int:
         """Return the size of its elements in bytes."""

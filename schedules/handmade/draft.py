@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
-from polydyn.schedules.errors import ScheduleError
+from polydyn.schedules.errors import ScheduleError, ScheduleNameError
 from polydyn.schedules.model import Group
 from polydyn.schedules.solution.schedule import NestSchedule
 from polydyn.schedules.tiling import Roles
@@ -74,7 +74,8 @@ class Draft:
             return loops[prefer]
         listed = ", ".join(known)
         reason = f"{name} has the loops {', '.join(self.names[x] for x in loops)}" if loops else f"no loop {name}"
-        raise ScheduleError(reason, dim=name, rule="names of loops", remedy=f"choose one of {listed}")
+        kind = ScheduleError if loops else ScheduleNameError
+        raise kind(reason, dim=name, rule="names of loops", remedy=f"choose one of {listed}")
 
     def order(self, statement: str) -> tuple[Coord, ...]:
         """Return the loops around a statement, outermost first."""

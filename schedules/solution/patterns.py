@@ -46,6 +46,9 @@ class Choice:
     solved: SolvedMatrix
     declined: tuple[tuple[str, str], ...]
 
+    def __repr__(self) -> str:
+        return f"<Choice {self.pattern.name}: a band of {self.pattern.band}, {len(self.declined)} declined>"
+
 
 NAMES = ("contraction", "stitch", "total")
 """The names of the patterns in order."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from polydyn.schedules.errors import ScheduleNameError
 from polydyn.schedules.tree.names import Coord, MarkName
 from polydyn.schedules.tree.nodes import Band, Mark, Tree
 from polydyn.schedules.tree.scheduled import Clip, Scheduled, all_of, refuse, rewrite, the, without_marks
@@ -33,7 +34,7 @@ def pad(t: Scheduled, *statements: str) -> Scheduled:
     """
     for n in statements:
         if n not in t.map.views:
-            raise refuse(f"no statement {n}")
+            raise ScheduleNameError(f"no statement {n}", node=n, rule="transformation")
     return replace(t, padded=t.padded | frozenset(statements))
 
 

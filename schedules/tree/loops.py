@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, replace
 
+from polydyn.schedules.errors import ScheduleNameError
 from polydyn.schedules.index import Index, IndexLike
 from polydyn.schedules.model import Group
 from polydyn.schedules.tree.names import Coord, End, Level, MarkName, Role, it
@@ -158,22 +159,24 @@ def _map(group: Group, axis: Mapping[str, str]) -> TileMap:
 # -- tiling ----------------------------------------------------------------------------------------------------------
 
 
-def tile(t: Scheduled, axis: str, *levels: tuple[Level, Size]) -> Scheduled:
+def tile(t: Scheduled, axis: str, *levels: tuple[Level | str, Size]) -> Scheduled:
     """Split a loop into several: its axis becomes a number with these digits.
 
-    ``levels``: (level, size) outermost first; sizes count steps of the level below. The first level counts the rest.
+    ``levels``: (level, size) outermost first, a level or its letter; sizes count steps of the level below. The first
+    level counts the rest.
     (If its size is an argument of the kernel, the second level counts; if it is a number, it is that number.)
     isl: band_tile (strip-mining; ``interchange`` moves the point loops inwards). Halide, TVM: split; exo: divide_loop.
     Before: band i. After, for ``(b, "B"), (c, "C"), (p, 4)``: band b_i, c_i, p_i with i = (b_i*C + c_i)*4 + p_i.
     Refuses: an unknown axis, one that is tiled already, a size below 1. TSCompiler 5.2; Vortex 4.1 (levels).
     """
     if axis not in t.map.axes:
-        raise refuse(f"no axis {axis}: {sorted(t.map.axes)}")
+        raise ScheduleNameError(f"no axis {axis}: {sorted(t.map.axes)}", dim=axis, rule="transformation")
     if len(t.map.axes[axis]) != 1:
         raise refuse(f"{axis} is tiled already: {t.map.axes[axis]}", remedy="refine one of its digits")
+    named = [(Level(x) if isinstance(x, str) else x, size) for x, size in levels]
     first, digits = levels[0][1], []
     count = 1 if isinstance(first, Launch) else -1 if V(first).constant is not None else 0
-    for n, (level, size) in enumerate(levels):
+    for n, (level, size) in enumerate(named):
         value = V(size.size if isinstance(size, Launch) else size)
         if value.constant is not None and value.constant < 1:
             raise refuse(f"the size of {level(axis)} is {value}")
@@ -181,7 +184,7 @@ def tile(t: Scheduled, axis: str, *levels: tuple[Level, Size]) -> Scheduled:
         digits.append(Digit(axis, level(axis), value, When.COUNT if n == count else launch))
     (whole,) = t.map.axes[axis]
     tm = t.map.refine(whole, tuple(digits))
-    old, new = it(axis), [level(axis) for level, _ in levels]
+    old, new = it(axis), [level(axis) for level, _ in named]
 
     def split(x: Loop) -> tuple[Loop, ...]:  # loops of aligned iterators stay whole, over the same digits
         if x.coord != old:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
-from polydyn.schedules.errors import ScheduleError
+from polydyn.schedules.errors import ScheduleError, ScheduleNameError
 from polydyn.schedules.index import ONE, Index, maximum, product
 from polydyn.schedules.isl_util import Condition, at_least, between, equals
 from polydyn.schedules.model import Group
@@ -89,10 +89,14 @@ class Scheduled:
     padded: frozenset[str] = frozenset()
     clips: tuple[Clip, ...] = ()
 
+    def __repr__(self) -> str:
+        loops = dict.fromkeys(k.coord for x in self.map.views.values() for k in x.loops)
+        return f"<Scheduled {self.group.name}: {len(self.map.views)} statements, loops {', '.join(loops) or 'none'}>"
+
     def view(self, statement: str) -> View:
         """Return a statement in tile space. ScheduleError: there is none of that name."""
         if statement not in self.map.views:
-            raise ScheduleError(f"no statement {statement}: {[*self.map.views]}", node=statement)
+            raise ScheduleNameError(f"no statement {statement}: {[*self.map.views]}", node=statement)
         return self.map.views[statement]
 
     def put(self, views: Mapping[str, View]) -> Scheduled:

@@ -25,7 +25,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from enum import Enum
 
-from polydyn.schedules.errors import ScheduleError
+from polydyn.schedules.errors import ScheduleError, ScheduleNameError
 from polydyn.schedules.index import ONE, ZERO, Index, maximum, minimum, product
 from polydyn.schedules.tree.names import Coord, End, Role
 
@@ -199,7 +199,7 @@ class TileMap:
             if d in without:
                 continue
             if d not in values:
-                raise ScheduleError(f"{statement} has no digit {d} of axis {axis}", node=statement, rule="tile map")
+                raise ScheduleNameError(f"{statement} has no digit {d} of axis {axis}", node=statement, rule="tile map")
             out, weight = out + values[d] * weight, weight * d.size
         return start + out
 
@@ -230,7 +230,7 @@ class TileMap:
         for x in self.views[statement].loops:
             if x.digits == digits:
                 return V(x.coord)
-        raise ScheduleError(f"{statement} has no loop over {digits} as one number", node=statement, rule="tile map")
+        raise ScheduleNameError(f"{statement} has no loop over {digits} as one number", node=statement, rule="tile map")
 
     def values(self, statement: str) -> dict[Digit, Index]:
         """Return each digit as a function of the statement's coordinates; hidden digits are their own symbols."""

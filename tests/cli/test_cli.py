@@ -16,7 +16,7 @@ from click.testing import CliRunner, Result
 import polydyn
 from polydyn.cli import main
 from polydyn.cli.doctor import EXTRAS, REQUIRED_PACKAGES
-from polydyn.cli.group import COMMANDS
+from polydyn.cli.group import COMMANDS, was_interrupted
 from polydyn.measure import TRIALS
 from polydyn.runtime.explain import text_table
 from polydyn.verification import TOLERANCE
@@ -95,6 +95,7 @@ def test_ctrl_c_ends_a_command_with_130(error: BaseException, monkeypatch: pytes
     def interrupted() -> None:
         raise error
 
+    main.get_command(click.Context(main), "cache")  # its module is imported once
     monkeypatch.setitem(main.commands, "cache", click.Command("cache", callback=interrupted))
     done = call("cache")
     assert done.exit_code == 130 and done.output == "interrupted\n"
@@ -123,6 +124,7 @@ def test_a_model_is_not_a_damaged_program(relu: Path) -> None:
 
 def test_tables_fit_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     row = ("a" * 70, "b" * 70, "1234567")
+    monkeypatch.delenv("COLUMNS", raising=False)
     assert max(map(len, text_table(("kernel", "label", "us"), [row]).splitlines())) > 120
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
     monkeypatch.setenv("COLUMNS", "80")
@@ -229,3 +231,69 @@ def test_outputs_whose_names_files_cannot_tell_apart_get_files_of_their_own(tmp_
 def test_python_m_polydyn_works() -> None:
     run = subprocess.run([sys.executable, "-m", "polydyn", "--version"], cwd=ROOT, capture_output=True, text=True)
     assert run.stdout.strip() == f"polydyn, version {polydyn.__version__}", run.stderr
+
+
+def test_origins_of_an_error_may_form_a_circle() -> None:
+    a, b = ValueError(), OSError()
+    a.__context__, b.__cause__ = b, a
+    assert not was_interrupted(a) and not was_interrupted(b)
+    a.__cause__ = KeyboardInterrupt()
+    assert was_interrupted(b)
+
+
+START = """
+import builtins, sys
+import polydyn.__main__ as command
+real = builtins.__import__
+def interrupted(name, *rest):
+    if name == 'click':
+        raise KeyboardInterrupt
+    return real(name, *rest)
+if {where!r} == 'callback':  # Python ignores an error in a callback
+    import polydyn.cli.cache, time, weakref, click
+    class Object: pass
+    def wait():
+        x = Object()
+        reference = weakref.ref(x, lambda _: exec('raise KeyboardInterrupt'))
+        del x
+        time.sleep(10)
+        print('not interrupted')
+    polydyn.cli.main.commands['cache'] = click.Command('cache', callback=wait)
+elif {where!r} == 'import':
+    builtins.__import__ = interrupted
+else:
+    import click, polydyn.cli.cache
+    polydyn.cli.main.commands['cache'] = click.Command('cache', callback=lambda: exec('raise KeyboardInterrupt'))
+sys.argv = ['polydyn', 'cache']
+command.start()
+"""
+
+
+@pytest.mark.parametrize("where", ["import", "exec", "callback"])
+def test_ctrl_c_ends_the_process_with_130(where: str) -> None:
+    """In the first imports; where Python itself would end by the signal, because ``exec`` was interrupted; and where
+    Python ignores errors."""
+    done = subprocess.run([sys.executable, "-c", START.format(where=where)], capture_output=True, text=True)
+    assert done.returncode == 130 and done.stderr == "interrupted\n" and done.stdout == ""
+
+
+@pytest.mark.parametrize("words", [["--help"], ["cache"], ["cache", "--json"]])
+def test_standard_output_on_a_full_disk(words: list[str]) -> None:
+    with Path("/dev/full").open("w") as full:
+        command = [sys.executable, "-m", "polydyn", *words]
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True)
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[0] == "error (OSError): No space left on device" and "remedy: " in done.stderr
+    assert "Traceback" not in done.stderr and "Exception" not in done.stderr
+
+
+def test_a_narrow_terminal_leaves_out_columns_that_are_optional(monkeypatch: pytest.MonkeyPatch) -> None:
+    heading, row = ("kernel", "label", "us", "MB", "MFLOP"), ("k" * 40, "l" * 40, "1" * 10, "2" * 10, "3" * 10)
+    monkeypatch.setenv("COLUMNS", "60")
+    text = text_table(heading, [row], optional=("MB", "MFLOP", "us"))
+    assert max(map(len, text.splitlines())) <= 60 and "MB" not in text.splitlines()[0] and "us" in text.splitlines()[0]
+    assert text.splitlines()[-1] == "a wider terminal also shows MB"
+    monkeypatch.setenv("COLUMNS", "200")
+    assert "a wider" not in text_table(heading, [row], optional=("MB", "MFLOP", "us"))
+    monkeypatch.delenv("COLUMNS")
+    assert max(map(len, text_table(heading, [row], optional=("MB",)).splitlines())) > 110

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import csv
 import json
+import threading
+from collections.abc import Callable
 from io import StringIO
 from pathlib import Path
 from typing import Any
@@ -16,6 +19,7 @@ from rich.console import Console
 import polydyn.verification
 from polydyn.cli import main, progress
 from polydyn.cli.machine import DIFFERENT
+from polydyn.cli.timing import Plan, Times, alternating
 from polydyn.verification import compare, verify_model
 from tests.support.stored import one_head_scaled, path_of
 from tests.support.tiny import model, node
@@ -47,7 +51,51 @@ def test_bench_times_and_compares() -> None:
     assert [r["shape"] for r in found["shapes"]] == [{"B": 2, "L": 5}, {"B": 1, "L": 9}]
     assert all(r["ms"]["onnxruntime"] > 0 and r["error"]["onnxruntime"] < 1e-5 for r in found["shapes"])
     table = call("bench", BERT, *SHAPE, "--rounds", 1)
-    assert "times ours" in table.output and "B=2,L=5" in table.output
+    assert "times polydyn's" in table.output and "B=2,L=5" in table.output and "p99 ms" in table.output
+
+
+def test_bench_for_a_time_with_callers_and_a_table(tmp_path: Path) -> None:
+    small = tmp_path / "relu.onnx"
+    onnx.save(model([node("Relu", "x", "y")], {"x": ("float32", ["N", 3])}, ["y"]), small)
+    table = tmp_path / "t.csv"
+    options = ("--shape", "N=2", "-t", 0.05, "--warmup", 3, "--concurrency", 2, "--threads", 1, "--csv", table)
+    (found,) = data("bench", small, *options)["shapes"]
+    lines = list(csv.DictReader(table.read_text().splitlines()))
+    assert [x["runtime"] for x in lines] == ["polydyn", "onnxruntime"] and {x["shape"] for x in lines} == {"N=2"}
+    for x in lines:
+        name = x["runtime"]
+        assert 0 < float(x["p50_ms"]) <= float(x["p90_ms"]) <= float(x["p99_ms"]) == found["p99_ms"][name]
+        assert float(x["calls_per_second"]) > 0 and int(x["calls"]) >= 8
+    alone = data("bench", small, "--shape", "N=2", "--rounds", 5, "--against", "none")
+    assert alone["shapes"][0]["calls"] == 5 and alone["shapes"][0]["error"] == {}
+    done = call("bench", small, "--shape", "N=2", "--csv", tmp_path / "nowhere" / "t.csv")
+    assert done.exit_code == 1 and "cannot write" in done.output
+
+
+def test_percentiles_are_those_of_the_nearest_rank() -> None:
+    times = Times([0.004, 0.001, 0.003, 0.002], 0.02)
+    assert [times.percentile(p) for p in (1, 25, 50, 90, 99)] == [0.001, 0.001, 0.002, 0.004, 0.004]
+    assert times.throughput == 200 and times.median == 0.0025 and Times([0.5]).percentile(99) == 0.5
+    assert round(times.spread, 9) == 1.0 and Times([0.1]).spread == 0
+
+
+def test_every_runtime_is_called_as_often() -> None:
+    counts = {"a": 0, "b": 0}
+
+    def called(name: str) -> Callable[[Any], Any]:
+        def run(feeds: Any) -> Any:
+            with lock:
+                counts[name] += 1
+            return {}
+
+        return run
+
+    lock = threading.Lock()
+    for plan, expected in ((Plan(rounds=3, warmup=2), 5), (Plan(rounds=3, warmup=1, concurrency=2), 9)):
+        counts.update(a=0, b=0)
+        times, results = alternating({n: called(n) for n in counts}, {}, plan)
+        assert counts == {"a": expected, "b": expected} and {*times} == {*results} == {"a", "b"}
+        assert all(len(t.seconds) == expected - plan.warmup for t in times.values())
 
 
 def test_compare_says_when_results_differ(saved: Path, tmp_path: Path) -> None:

@@ -15,8 +15,9 @@ from polydyn.cli.group import COMMANDS
 from tests.support.paths import ROOT
 from tests.support.tiny import model, node
 
-BLOCKED_PACKAGES = ("sklearn", "scipy", "threadpoolctl", "matplotlib", "sympy", "networkx", "torch", "onnxruntime")
-NEEDS_EXTRA = {"batch": "jobs", "bench": "bench"}
+BLOCKED_PACKAGES = ("sklearn", "scipy", "threadpoolctl", "matplotlib", "sympy", "networkx", "torch", "onnxruntime",
+                    "tokenizers")  # fmt: skip
+NEEDS_EXTRA = {"batch": "jobs", "bench": "bench", "generate": "generate"}
 """Maps a command to the extra that it names if its packages are missing."""
 
 SCRIPT = """
@@ -43,7 +44,8 @@ print(json.dumps(done))
 def test_every_command_runs_without_packages_of_extras(tmp_path: Path) -> None:
     w = np.random.default_rng(0).standard_normal((33, 40)).astype(np.float32)
     made = model([node("MatMul", "x w", "p"), node("Relu", "p", "y")], {"x": ("float32", ["M", 33])}, ["y"], {"w": w})
-    files = {n: str(tmp_path / n) for n in ("m.onnx", "r.db", "s.db", "m.polydyn", "dump", "c", "t.json", "e.html")}
+    names = ("m.onnx", "r.db", "s.db", "m.polydyn", "dump", "c", "t.json", "e.html", "q.onnx", "h.onnx")
+    files = {n: str(tmp_path / n) for n in names}
     onnx.save(made, files["m.onnx"])
     shape, source, program, records = ("--shape", "M=7"), files["m.onnx"], files["m.polydyn"], files["r.db"]
     commands: list[list[str]] = [
@@ -57,7 +59,8 @@ def test_every_command_runs_without_packages_of_extras(tmp_path: Path) -> None:
         ["dump", source, "-o", files["dump"]], ["extract", program, "-o", files["c"]],
         ["records", "show", records], ["records", "export", records, files["s.db"]],
         ["minimise", source, "--failure", "compile", "-o", str(tmp_path / "small.onnx")],
-        ["cache"], ["doctor"], ["completion", "bash"],
+        ["quantize", source, "-o", files["q.onnx"], "--method", "dynamic", "--compare", "M=3"],
+        ["to-half", source, "-o", files["h.onnx"]], ["cache"], ["doctor"], ["completion", "bash"],
     ]  # fmt: skip
     assert {c[0] for c in commands} | set(NEEDS_EXTRA) == set(COMMANDS)
     done = subprocess.run(

@@ -25,17 +25,17 @@ from tests.support.quantized import targets
 RNG = np.random.default_rng(0)
 
 
-def packed(n: int, k: int, block: int, zeros: bool, bias: bool = False) -> onnx.ModelProto:
-    """Build MatMulNBits of 4 bits over random weights."""
+def packed(n: int, k: int, block: int, zeros: bool, bias: bool = False, bits: int = 4) -> onnx.ModelProto:
+    """Build MatMulNBits over random weights of 4 or 8 bits."""
     blocks = -(-k // block)
     constants: dict[str, Array] = {
-        "w": RNG.integers(0, 256, (n, blocks, block // 2)).astype(np.uint8),
+        "w": RNG.integers(0, 256, (n, blocks, block * bits // 8)).astype(np.uint8),
         "s": RNG.random((n, blocks)).astype(np.float32) / 8,
     }
     names = ["x", "w", "s", "z" if zeros else "", "", "b" if bias else ""]
-    constants |= {"z": RNG.integers(0, 256, (n, -(-blocks // 2))).astype(np.uint8)} if zeros else {}
+    constants |= {"z": RNG.integers(0, 256, (n, -(-blocks * bits // 8))).astype(np.uint8)} if zeros else {}
     constants |= {"b": RNG.standard_normal(n).astype(np.float32)} if bias else {}
-    attributes: dict[str, Any] = {"K": k, "N": n, "bits": 4, "block_size": block}
+    attributes: dict[str, Any] = {"K": k, "N": n, "bits": bits, "block_size": block}
     while not names[-1]:
         names.pop()
     nodes = [helper.make_node("MatMulNBits", names, ["h"], domain="com.microsoft", **attributes)]
@@ -86,6 +86,45 @@ def test_blocks_of_any_whole_number_of_words() -> None:
     agrees(packed(3, 128, 128, zeros=False), rows=(1, 66))  # one block is the reduction
     plan = agrees(by_blocks(40, 64, 16), rows=(1, 66))
     assert bytes_of(plan) <= 48 * 64 // 2 + 48 * 4 * 4
+
+
+@pytest.mark.parametrize(("zeros", "high", "target"), [
+    (False, 255, targets()[-1]), (True, 255, targets()[0]), (False, 247, targets()[0]),
+])  # fmt: skip
+def test_weights_of_8_bits_are_two_digits(zeros: bool, high: int, target: str) -> None:
+    """Bytes up to 247 are digits without an offset."""
+    n, k, block = 50, 96, 32
+    m = packed(n, k, block, zeros, bias=True, bits=8)
+    w = onnx.numpy_helper.to_array(m.graph.initializer[0]).copy()
+    w[0, 0, :2] = 0, high
+    m.graph.initializer[0].raw_data = np.minimum(w, high).tobytes()
+    plan = agrees(m, target)
+    assert any("8 bits" in x for x in plan.notes)
+    columns = 64 if target == "cpu:avx2" else 96
+    assert bytes_of(plan) <= columns * k + columns * k // block * (5 if zeros else 4) + 4 * n
+    assert len([x for x in plan.kernels if "M" not in x.name]) == 2
+
+
+def test_bytes_of_other_forms_stay_bytes_or_become_floats() -> None:
+    plan = agrees(packed(17, 48, 32, zeros=True, bits=8), rows=(1, 66))
+    assert any("8 bits" in x for x in plan.notes)
+    q = RNG.integers(-128, 128, (64, 40)).astype(np.int8)
+    constants = {"w": q, "s": RNG.random((2, 40)).astype(np.float32) / 8}
+    nodes = [
+        helper.make_node("DequantizeLinear", ["w", "s"], ["f"], axis=0, block_size=32),
+        helper.make_node("MatMul", ["x", "f"], ["y"]),
+    ]
+    by_rows = model("bytes", nodes, {"x": ["M", 64]}, constants)
+    by_rows.opset_import[0].version = 21
+    assert any("8 bits" in x for x in agrees(by_rows, rows=(1, 66)).notes)
+    by_columns = model("columns", nodes, {"x": ["M", 64]}, {"w": q, "s": RNG.random((1, 40)).astype(np.float32)})
+    by_columns.graph.node[0].attribute[1].i = 64
+    by_columns.opset_import[0].version = 21
+    assert bytes_of(agrees(by_columns, rows=(1,))) >= 64 * 40 * 4, "one scale per column: folded to floats"
+    wide = {"w": q.astype(np.int16) * 5, "s": constants["s"]}
+    by_rows = model("words", nodes, {"x": ["M", 64]}, wide)
+    by_rows.opset_import[0].version = 21
+    assert bytes_of(agrees(by_rows, rows=(1,))) >= 64 * 40 * 4
 
 
 def test_blocks_of_one_word_become_floats() -> None:

@@ -10,9 +10,13 @@ import pytest
 from test_operators_scalar import compiled_agrees
 
 import polydyn
+from polydyn.checked import CheckedProgram
+from polydyn.compiler import plan_program
 from polydyn.errors import InputError, UnsupportedError
+from polydyn.program.assemble import build_program
 from tests.support.marks import slow
 from tests.support.one_node import import_model, model_of
+from tests.support.tiny import model, node
 
 RNG = np.random.default_rng(0)
 
@@ -91,3 +95,19 @@ def test_deformed_convolutions(group: int, offset_group: int) -> None:
         calls.append({"x": floats(n, 4, h, w), "o": 2 * floats(n, offset_group * 12, p, q)})
         calls[-1]["m"] = floats(n, offset_group * 6, p, q)
     compiled_agrees(model, *calls, tolerance=2e-4)
+
+
+@pytest.mark.parametrize("times", [2, 4, 3])
+def test_resizes_to_the_nearest_element_read_runs(times: int) -> None:
+    """Vectors read consecutive elements and repeat each of them 2, 4 or 8 times."""
+    attributes = {"mode": "nearest", "coordinate_transformation_mode": "asymmetric", "nearest_mode": "floor"}
+    x = node("Resize", "x - s", "y", **attributes)
+    m = model([x], {"x": ("float32", ["N", 3, "H", "W"])}, ["y"], {"s": np.array([1, 1, times, times], np.float32)})
+    plan = plan_program(m)
+    assert ("vrepeat" in "".join(k.text for k in plan.kernels)) == (times != 3)
+    program, checked = build_program(plan, threads=1), CheckedProgram(plan)
+    for shape in ((2, 3, 5, 7), (1, 3, 1, 1), (1, 3, 2, 64), (1, 3, 3, 1100), (0, 3, 4, 4)):
+        feeds = {"x": floats(*shape)}
+        expected = feeds["x"].repeat(times, 2).repeat(times, 3)
+        np.testing.assert_array_equal(program.run(feeds)["y"], expected)
+        np.testing.assert_array_equal(checked.run(feeds)["y"], expected)

@@ -1,7 +1,7 @@
 """The Python on the first page and on the usage pages runs unchanged, with a small model for ``bert.onnx``.
 
-docs/schedules.md, docs/exploring.md, docs/writing-schedules.md, docs/extending.md and docs/decoding.md have separate
-tests.
+docs/schedules.md, docs/exploring.md, docs/writing-schedules.md, docs/extending.md, docs/decoding.md and
+docs/onnxruntime.md have separate tests.
 """
 
 from __future__ import annotations
@@ -23,9 +23,10 @@ from tests.support.tiny import model, node
 
 STANDALONE = ("quickstart", "quantized", "new-gpu", "wrong-results")
 """Pages of docs/ whose blocks form one script without prerequisites."""
-TESTED = {"README.md", "CONTRIBUTING.md", "docs/switching.md", "docs/torch.md", "docs/serving.md"}
+TESTED = {"README.md", "CONTRIBUTING.md", "docs/python.md", "docs/switching.md", "docs/torch.md", "docs/serving.md"}
 TESTED |= {f"docs/{name}.md" for name in STANDALONE}
-ELSEWHERE = {f"docs/{name}.md" for name in ("schedules", "exploring", "writing-schedules", "extending", "decoding")}
+OTHERS = ("schedules", "exploring", "writing-schedules", "extending", "decoding", "onnxruntime")
+ELSEWHERE = {f"docs/{name}.md" for name in OTHERS}
 
 
 def blocks(page: str) -> list[str]:
@@ -59,9 +60,15 @@ def test_every_block_has_a_test() -> None:
 
 def test_the_first_page(scope: dict[str, Any], tmp_path: Path) -> None:
     (text,) = blocks("README.md")
+    exec(compile(text, "README.md", "exec"), scope)
+    assert scope["out"]["last_hidden_state"].shape == (2, 61, 32) and (tmp_path / "bert.polydyn").exists()
+
+
+def test_the_page_of_the_python_interface(scope: dict[str, Any], tmp_path: Path) -> None:
+    (text,) = blocks("docs/python.md")
     quick = text.replace('tune("bert.onnx", "bert.db", threads=2)', 'tune("bert.onnx", "bert.db", threads=2, trials=1)')
     assert quick != text, "tuning as it stands takes minutes"
-    exec(compile(quick, "README.md", "exec"), scope)
+    exec(compile(quick, "python.md", "exec"), scope)
     assert scope["out"]["last_hidden_state"].shape == (2, 61, 32) and "cuda" in scope["model"].manifest
     assert {p.name for p in tmp_path.iterdir()} >= {"bert.polydyn", "bert.db", "shapes.json"}
 

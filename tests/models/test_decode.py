@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import subprocess
+import sys
 import zipfile
 from collections import Counter
 from collections.abc import Callable
@@ -161,6 +162,27 @@ def test_saved_and_loaded_programs_decode_too(program: Program, session: ort.Inf
     assert loaded.counters["bytes_copied"] == 2 * 70 * TOKEN_BYTES
 
 
+def test_a_step_is_profiled_as_it_runs_and_its_sharing_is_checked_quickly(
+    program: Program, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cache, inputs = caches(program, 2), text(2, 1, 5, 0)
+    feeds, out = {**inputs, **past_of(program, views(cache, 5))}, views(cache, 6)
+    before = program.counters["bytes_copied"]
+    in_place = program.profile(feeds, 1, out)
+    assert program.counters["bytes_copied"] - before == 2 * 2 * 1 * TOKEN_BYTES, "two calls append a token of two texts"
+    assert [t.label for t in in_place] == [t.label for t in program.profile(feeds, 1)]
+    assert program.counters["bytes_copied"] - before > 2 * 2 * 6 * TOKEN_BYTES, "without out the past is copied"
+    assert program.trace(feeds, 1, out)
+    monkeypatch.setattr(sys.modules[Program.__module__], "reject_sharing", None)  # the slow check is not called
+    program.run(feeds, out)
+    whole = np.zeros((2, HEADS, len(out), ROOM, SIZE), np.float32)
+    mixed = {name: whole[:, :, k] for k, name in enumerate(out)}
+    with pytest.raises(TypeError, match="not callable"):  # interleaved caches need it
+        program.run({**inputs, **past_of(program, views(mixed, 5))}, views(mixed, 6))
+    monkeypatch.undo()
+    program.run({**inputs, **past_of(program, views(mixed, 5))}, views(mixed, 6))
+
+
 def test_refuses_wrong_sharing(program: Program) -> None:
     cache = {name: np.zeros((2, HEADS, ROOM, SIZE), np.float32) for name in program.appendable}
     name, second = list(cache)[:2]
@@ -281,11 +303,14 @@ def test_free_strides_leave_vector_code_alone(program: Program, monkeypatch: pyt
 
 def test_the_documented_loop_runs(program: Program, monkeypatch: pytest.MonkeyPatch) -> None:
     text = (ROOT / "docs" / "decoding.md").read_text()
-    code = text.split("```python\n")[1].split("```")[0]
+    loop, generating = (x.split("```")[0] for x in text.split("```python\n")[1:])
     monkeypatch.chdir(Path(path_of("gpt2_past_tiny")).parent)
     names: dict[str, Any] = {}
-    exec(code, names)
+    exec(loop, names)
     assert names["length"] == 12 and names["program"].counters["bytes_copied"] == 12 * TOKEN_BYTES
+    exec(generating, names)
+    assert len(names["ids"]) == 8 and len(names["row"]) == 2 and len(names["first"]) == len(names["other"]) == 4
+    assert names["state"].tokens == [[5, 17, 3, 9, *names["first"][:3]]]
 
 
 def test_refuses_an_output_that_folds_onto_itself(program: Program) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import gc
+import logging
 import re
 from collections.abc import Mapping
 
@@ -13,6 +14,7 @@ import pytest
 import polydyn
 from polydyn import Sizes
 from polydyn.errors import InputError
+from polydyn.program_cache import compile as compile_cached
 from polydyn.runtime.explain import refused_sizes
 from polydyn.runtime.native import DTYPE_CODES, INPUT, OK, OVERFLOW, Tensor
 from polydyn.runtime.program import Program
@@ -143,3 +145,30 @@ def test_nothing_grows_with_the_number_of_shapes(program: Program) -> None:
     assert after["evaluations"] >= before["evaluations"] + len(drawn) - 1, "every shape was new"
     assert {k: after[k] for k in ("contexts", "arena_bytes")} == {k: before[k] for k in ("contexts", "arena_bytes")}
     assert len(gc.get_objects()) - objects < 50
+
+
+RULES = {
+    "a constant": (node("Add", "x c", "y"), {"N": (1, 64)}, "N is described as 1..64, but the model refuses N=1: N =="),
+    "a multiple": (node("Reshape", "x s", "y"), {"N": (1, 64)}, "refuses N=1: N is a multiple of 4"),
+    "the last": (node("Reshape", "x s", "y"), {"N": polydyn.Sizes(4, 62, multiple=2)}, "refuses N=6: N is a multiple"),
+    "a right multiple": (node("Reshape", "x s", "y"), {"N": polydyn.Sizes(1, 64, multiple=4)}, ""),
+    "ranges that meet": (node("MatMul", "x m", "y"), {"K": (1, 70), "L": (70, 80)}, ""),
+}
+
+
+@pytest.mark.parametrize("name", RULES)
+def test_ranges_that_the_model_contradicts_are_said_also_of_a_stored_program(
+    name: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    operation, dims, expected = RULES[name]
+    inputs = {"x": ("float32", ["N", 3])}
+    if operation.op_type == "MatMul":
+        inputs = {"x": ("float32", [2, "K"]), "m": ("float32", ["L", 2])}
+    constants = {"c": np.ones((5, 3), np.float32), "s": np.array([-1, 4], np.int64)}
+    m = model([operation], inputs, ["y"], {n: a for n, a in constants.items() if n in operation.input})
+    for cache in (False, True, True):
+        caplog.clear()
+        with caplog.at_level(logging.WARNING, "polydyn"):
+            compile_cached(m, dims=dims, cache=cache)
+        said = [r.getMessage() for r in caplog.records]
+        assert (len(said) == 1 and expected in said[0]) if expected else not said, said

@@ -45,8 +45,18 @@ def nested(outer: int, inner: int, size: int) -> Feeds:
     return {"m": np.array(outer), "k": np.array(inner), "x": f32(size)}
 
 
+SMALL_PART_FIRST = model(
+    [
+        node("Greater", "a zero", "m"), node("NonZero", "m", "i"), node("Cast", "i", "f", to=1),
+        node("ReduceSum", "f", "s", keepdims=0), node("Mul", "x s", "p"), node("Tanh", "p", "y"),
+    ],
+    {"a": ("float32", ["N"]), "x": ("float32", ["B", 64])}, ["y"], {"zero": np.float32(0)},
+)  # fmt: skip
+"""The first part lends its threads, and is too small to start them: the second part does, and is unloaded first."""
+
 CASES: dict[str, tuple[onnx.ModelProto, list[Feeds]]] = {
     "sizes": (MASKED_ROWS, [{"x": f32(*s)} for s in [(5, 6), (0, 3), (31, 33), (1, 1)]]),
+    "threads": (SMALL_PART_FIRST, [{"a": f32(3), "x": f32(4000, 64)}] * 20),
     "counts": (LOOP, [loop(5, 3), loop(40, 7), loop(0, 2), loop(1, 1)]),
     "bodies of parts": (NESTED_LOOPS, [nested(3, 2, 4), nested(0, 3, 2), nested(4, 1, 9)]),
     "different ones": (

@@ -122,6 +122,15 @@ def _missing(*_: Any) -> Any:
     raise UnsupportedError("not installed")
 
 
+def test_showing_a_program_does_not_wait(held: threading.Event) -> None:
+    """A notebook or a debugger shows it, and IPython looks for methods that it may have."""
+    program = quick(square())
+    assert repr(program).startswith("<QuickProgram: ") and "while the model is compiled" in program._repr_html_()
+    assert not hasattr(program, "_ipython_display_") and not hasattr(program, "_repr_png_") and not held.is_set()
+    take_over(program, held)
+    assert repr(program).startswith("<Program ") and "input" in program._repr_html_()
+
+
 def test_calls_that_the_stand_in_cannot_answer_wait(held: threading.Event) -> None:
     program = quick(square(), dims={"N": (1, 8)})
     threading.Timer(0.2, held.set).start()

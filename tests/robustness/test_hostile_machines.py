@@ -98,7 +98,7 @@ def test_a_full_disk_is_named_and_what_was_written_before_it_is_of_use(cache: Pa
         return "saved"
 
     answer = in_child(save)
-    assert answer.startswith("ArtifactError: cannot write") and "File too large" in answer
+    assert answer.startswith("UnwritableError: cannot write") and "File too large" in answer
     assert not list(tmp_path.glob("*saved*"))
 
 
@@ -129,7 +129,7 @@ def test_a_cache_that_is_read_only_serves_what_it_has(monkeypatch: pytest.Monkey
         refused = somebody(lambda: polydyn.compile(other, threads=1))
         assert refused.startswith("BuildError") and "set POLYDYN_CACHE" in refused
         saved = somebody(lambda: polydyn.load(f"{shared}/p", threads=1).save(f"{shared}/q"))
-        assert saved.startswith("ArtifactError: cannot write")
+        assert saved.startswith("UnwritableError: cannot write")
         monkeypatch.setenv("POLYDYN_CACHE", f"{shared}/other")
         assert somebody(lambda: polydyn.load(f"{shared}/p", threads=1)) == "True"  # its library needs no cache
 

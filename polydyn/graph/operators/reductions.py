@@ -194,6 +194,12 @@ def arg_extreme(node: OnnxNode, ctx: ExpandContext) -> None:
     if is_float(t.dtype):
         is_extreme = op("or", is_extreme, op("isnan", wide(x)))
     last = bool(node.attribute("select_last_index", 0))
-    nowhere = const(-1, "int64") if last else FromIndex("int64", extent)
-    position = op("where", is_extreme, FromIndex("int64", Index.of(reduction_name(0))), nowhere)
-    ctx.compute(out.shape, position, output=out.name, reduction=(extent,), reduce="max" if last else "min")
+    dtype = "int32" if extent.constant is not None and extent.constant < 2**31 else "int64"  # twice as many lanes
+    nowhere = const(-1, dtype) if last else FromIndex(dtype, extent)
+    position = op("where", is_extreme, FromIndex(dtype, Index.of(reduction_name(0))), nowhere)
+    reduce = "max" if last else "min"
+    if dtype == "int64":
+        ctx.compute(out.shape, position, output=out.name, reduction=(extent,), reduce=reduce)
+        return
+    found = ctx.compute(out.shape, position, reduction=(extent,), reduce=reduce)
+    emit(ctx, node, cast(at(ctx, found, iterators(len(out.shape))), "int64"))

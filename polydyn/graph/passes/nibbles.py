@@ -1,9 +1,12 @@
-"""Keep 4-bit weights packed in products (docs/adr/0013-quantization.md).
+"""Keep weights of 4 and 8 bits packed in products (docs/adr/0013-quantization.md).
 
 ``sum(x * (q - z) * s)`` has 4-bit constants q, with a scale and a zero point per block of steps, as in MatMulNBits and
 blocked DequantizeLinear. Folding would turn the weights into floats, eight times the model's bytes. Here the product
 reads the integers, and its steps are counted as (block, eight, one of eight), so that scales are affine in the
 iterators and eight steps are one 32-bit word.
+
+Weights of 8 bits are two digits of 4 bits, ``16 h + l``, each with words of its own: all that reads words of 4 bits
+then reads bytes too.
 """
 
 from __future__ import annotations
@@ -21,7 +24,7 @@ from polydyn.graph.passes.steps import Step, dequantization, through_views
 from polydyn.graph.reference import evaluate_node
 from polydyn.graph.rewriting import Rewriting, live, live_nodes
 from polydyn.graph.verify import free_symbols
-from polydyn.schedules.expr import NIBBLES, Array, Load, Op, Value, load, map_index, op, substitute
+from polydyn.schedules.expr import NIBBLES, Array, Load, Op, Value, cast, const, load, map_index, op, substitute
 from polydyn.schedules.index import Index
 from polydyn.schedules.ranges import simplify
 
@@ -29,21 +32,30 @@ NIBBLE_OFFSETS: Mapping[str, int] = {"int4": 0, "int8": 0, "uint4": 8, "uint8": 
 """Dtypes that store 4-bit weights, and the number to subtract to obtain integers from -8 to 7."""
 
 
+BYTE_OFFSETS: Mapping[str, int] = {"int8": 0, "uint8": 128}
+"""Dtypes that store 8-bit weights, and the number to subtract to obtain integers from -128 to 127."""
+HIGH_DIGIT, MAX_BALANCED = 16, 119
+"""Weight of the high digit, and the greatest integer that two digits from -8 to 7 can represent."""
+
+
 @dataclass(frozen=True)
 class _Weights:
-    """4-bit weights: q [columns, steps] in int8 from -8 to 7, s and z [columns, blocks].
+    """Weights ``high * 16 + q`` [columns, steps]: digits in int8 from -8 to 7, s and z [columns, blocks].
 
-    z is None if it is 0. ``column``: the iterator of the columns.
+    ``high`` is None for 4 bits, z if it is 0. ``offset``: a number to add to all weights. ``column``: the iterator of
+    the columns.
     """
 
     q: Array
+    high: Array | None
     s: Array
     z: Array | None
+    offset: int
     column: Index
 
 
 def products_of_nibbles(graph: Graph) -> Graph:
-    """Let products with 4-bit constants read these directly."""
+    """Let products with constants of 4 or 8 bits read these directly."""
     rewriting = _Nibbles(graph)
     rewriting.nodes += map(rewriting.node, graph.nodes)
     return live(rewriting.result()) if rewriting.notes else graph
@@ -55,7 +67,7 @@ class _Nibbles(Rewriting):
         self.makers = graph.producer()
 
     def node(self, node: Node) -> Node:
-        """Rewrite a product with 4-bit weights over its integers. Other nodes do not change."""
+        """Rewrite a product with weights of 4 or 8 bits over its integers. Other nodes do not change."""
         n = as_contraction(node)
         if n is None or n.body.dtype != "float32" or len(n.reduction) != 1 or n.reduction[0].constant is None:
             return node
@@ -87,19 +99,33 @@ class _Nibbles(Rewriting):
         plain = [i for i in step.x.index if i != steps]
         if arrays is None or len(step.x.index) != 2 or len(plain) != 1 or not plain[0].is_symbol:
             return None
-        middle, q = NIBBLE_OFFSETS[step.x.dtype], arrays[step.x.buffer].astype(np.int16)
-        q = q - middle if step.x.index[1] == steps else q.T - middle
-        if not q.size or q.min() < -8 or q.max() > 7 or q.shape[1] != count:
+        q = arrays[step.x.buffer].astype(np.int16)
+        q = q if step.x.index[1] == steps else q.T
+        middle = NIBBLE_OFFSETS[step.x.dtype]
+        if not q.size or q.shape[1] != count:
             return None
+        if q.min() - middle < -8 or q.max() - middle > 7:
+            if step.x.dtype not in BYTE_OFFSETS:
+                return None
+            middle = BYTE_OFFSETS[step.x.dtype]
+        q = q - middle
         of_block = [x for x in (step.scale, step.zero) if x is not None]
         block = _block(of_block, q.shape[1])
         if block % NIBBLES or block == NIBBLES:  # scales are one more word of a block, which must have several
+            return None
+        if (q.min() < -8 or q.max() > 7) and block == count:  # bytes with a scale per column are folded, as filters are
             return None
         s, *z = (_by_blocks(x, arrays[x.buffer], q.shape, block, str(plain[0])) for x in of_block)
         zero = z[0].astype(np.int16) - middle if z else np.full_like(s, -middle, np.int16)
         if zero.min() < -128 or zero.max() > 127:
             return None
-        return _Weights(q.astype(np.int8), s, zero.astype(np.int8) if zero.any() else None, plain[0])
+        z8 = zero.astype(np.int8) if zero.any() else None
+        if q.min() >= -8 and q.max() <= 7:
+            return _Weights(q.astype(np.int8), None, s, z8, 0, plain[0])
+        offset = 8 * int(q.max() > MAX_BALANCED)
+        low = (q + 8 - offset) % HIGH_DIGIT - 8
+        high = (q - offset - low) // HIGH_DIGIT
+        return _Weights(low.astype(np.int8), high.astype(np.int8), s, z8, offset, plain[0])
 
     def _rows(self, n: Compute, v: Value) -> Value:
         """Return the row operand. If it is dequantized from bytes, return its bytes times scales."""
@@ -118,13 +144,18 @@ class _Nibbles(Rewriting):
         def constant(suffix: str, array: Array) -> str:
             return self.constant(f"{n.output}@{suffix}", np.ascontiguousarray(array))
 
-        q = load(constant("q", w.q.reshape(columns, *sizes)), (w.column, block, word, step), "int8")
+        place = w.column, block, word, step
+        q: Value = load(constant("q", w.q.reshape(columns, *sizes)), place, "int8")
+        if w.high is not None:
+            high = load(constant("high", w.high.reshape(columns, *sizes)), place, "int8")
+            q = op("add", op("mul", cast(high, "int32"), const(HIGH_DIGIT, "int32")), cast(q, "int32"))
+            q = op("add", q, const(w.offset, "int32")) if w.offset else q
         s = load(constant("s", w.s), (w.column, block), "float32")
         z = None if w.z is None else load(constant("z", w.z), (w.column, block), "int8")
         here = substitute(row, {reduction_name(0): (block * sizes[1] + word) * NIBBLES + step})
         ranges = {reduction_name(k): Index.of(e) for k, e in enumerate(sizes)}
         here = map_index(here, lambda i: simplify(i, ranges))
-        self.notes.append(f"{n.output}: its weights stay integers of 4 bits")
+        self.notes.append(f"{n.output}: its weights stay integers of {4 if w.high is None else 8} bits")
         return replace(n, body=op("mul", here, dequantized(q, s, z)), reduction=tuple(map(Index.of, sizes)))
 
 

@@ -68,6 +68,7 @@ struct pd_pool {
     int64_t count, cores;          /* number of workers; number of cores that the caller may use */
     int64_t looked, woken;         /* when the caller's mask was read; when workers were woken */
     pthread_t caller;              /* the owner of the mask */
+    void *(*work)(void *);         /* the loop of a thread, in the library that frees the pool */
     pthread_mutex_t moving;        /* guards `allowed` and its copies, the workers' masks */
     cpu_set_t allowed;
     worker *workers[PD_MAX_THREADS];
@@ -278,6 +279,7 @@ pd_pool *pd_pool_new(void) {
     pd_pool *p = aligned_alloc(64, sizeof *p);
     if (!p) return NULL;
     memset(p, 0, sizeof *p);
+    p->work = work;
     pthread_mutex_init(&p->moving, NULL);
     atomic_store(&p->core, -1);
     atomic_store(&p->moves, 1);
@@ -316,7 +318,7 @@ static void grow(pd_pool *p, int64_t count) {
         memset(w, 0, sizeof *w);
         w->pool = p;
         w->id = p->count + 1;
-        if (pthread_create(&w->thread, NULL, work, w)) {
+        if (pthread_create(&w->thread, NULL, p->work, w)) { /* a borrower of the pool may be unloaded before it */
             free(w);
             break;
         }

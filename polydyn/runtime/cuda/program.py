@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from polydyn.arguments import check_repeats, checked_feeds, checked_integer, checked_out
-from polydyn.errors import InputError
+from polydyn.errors import InputError, UnknownNameError
 from polydyn.runtime.artifact import Artifact
 from polydyn.runtime.bound import reject_conversions
 from polydyn.runtime.cuda.array import DeviceArray
@@ -26,6 +26,7 @@ from polydyn.runtime.launch_times import LaunchTime, launch_times
 from polydyn.runtime.native import DTYPE_CODES
 from polydyn.runtime.program import Program, numpy_dtype
 from polydyn.runtime.sharing import reject_folded, reject_sharing
+from polydyn.runtime.tables import Table
 
 Array = npt.NDArray[Any]
 
@@ -261,14 +262,19 @@ class CudaProgram(Program):
             sums |= {"choices": sum(c.choices() for c in contexts)}
             return super().counters | sums | {"graph_bytes": sums["graph_nodes"] * NODE_BYTES}
 
-    def profile(self, feeds: Mapping[str, Any], repeats: int = 5) -> list[LaunchTime]:
-        """Return the device time of every launch (median over ``repeats`` calls after a warm-up call), in order."""
+    def profile(
+        self, feeds: Mapping[str, Any], repeats: int = 5, out: Mapping[str, Array] | None = None
+    ) -> Table[LaunchTime]:  # fmt: skip
+        """Return the device time of every launch (median over ``repeats`` calls after a warm-up call), in order.
+
+        ``out``: as for ``run``.
+        """
         check_repeats(repeats)
         session = self.session
         with session.use():
             context = self._take_ready(session)
             try:
-                call = Call(self, context, feeds, {}, 0)
+                call = Call(self, context, feeds, checked_out(out), 0)
                 count = len(self.manifest["launches"])
                 times = [context.profile(call.inputs, call.outputs, count) for _ in range(repeats + 1)][1:]
                 infos = [context.launch(k) for k in range(count)]
@@ -414,7 +420,8 @@ class Call:
         unknown = [n for n in self._out if n not in self._targets]
         if unknown:
             names = ", ".join(self._targets)
-            raise InputError(f"the program has no output '{unknown[0]}'", tensor=unknown[0], remedy=f"outputs: {names}")
+            text = f"the program has no output '{unknown[0]}'"
+            raise UnknownNameError(text, tensor=unknown[0], remedy=f"outputs: {names}")
         if not self._out:
             return
         host_in = {n: a for n, a in self._arrays.items() if isinstance(a, np.ndarray)}

@@ -18,15 +18,15 @@ from tests.support.paths import ROOT
 
 # Each room may import itself and the rooms before it; docs/adr/0002-one-primitive.md.
 ORDER = [
-    "clock", "schedules", "debug", "capability", "codegen", "errors", "onnx_runtime", "shapes", "graph", "fusion",
-    "lowering", "build", "gpu", "runtime", "program", "search", "backends", "compiler", "measure",
+    "clock", "schedules", "debug", "capability", "logs", "codegen", "errors", "onnx_runtime", "shapes", "graph",
+    "fusion", "lowering", "build", "gpu", "runtime", "program", "search", "backends", "compiler", "measure",
 ]  # fmt: skip
 STAGES = ["group", "laws", "solution", "tree", "proof"]
 """The folders of ``schedules/``: each may import itself and the folders before it."""
 TOP = {
-    "compiler", "checked", "cli", "extend", "explore", "backend",
-    "program_cache", "program_key", "program_store", "quick_child", "quick_start",
-    "session", "jobs", "torch_backend", "testing", "verification", "__init__", "__main__",
+    "compiler", "checked", "cli", "extend", "generation", "explore", "backend",
+    "program_cache", "program_key", "program_store", "quantization", "quick_child", "quick_start",
+    "session", "ort", "jobs", "torch_backend", "testing", "verification", "__init__", "__main__",
 }  # fmt: skip
 AFTER_IMPORT = [
     "schedules", "codegen", "polydyn/fusion", "polydyn/lowering", "polydyn/build", "polydyn/program", "polydyn/runtime",

@@ -19,7 +19,7 @@ from typing import Any
 import polydyn
 from tests.support.paths import ROOT
 
-MODULES = ("polydyn", "polydyn.session", "polydyn.extend", "polydyn.explore", "polydyn.explore.pictures")
+MODULES = ("polydyn", "polydyn.session", "polydyn.ort", "polydyn.extend", "polydyn.explore", "polydyn.explore.pictures")
 
 
 def public(module: str) -> dict[str, Any]:
@@ -75,7 +75,7 @@ def test_names_that_are_imported_late_are_visible() -> None:
     """They are in ``dir``, for completion, and in ``__all__``; type checkers see each of them."""
     source = (ROOT / "polydyn" / "__init__.py").read_text().partition("if TYPE_CHECKING:")[2].partition("\n\n")[0]
     assert polydyn.__all__ == sorted(polydyn._LAZY) and {*polydyn.__all__} <= {*dir(polydyn)}
-    assert {line.rpartition(" as ")[2] for line in source.splitlines() if line} == {*polydyn.__all__}
+    assert {line.rpartition(" as ")[2] for line in source.splitlines() if line} == {*polydyn.__all__, *polydyn._MODULES}
     for module in MODULES:
         assert {*public(module)} <= {*dir(import_module(module))}, module
 
@@ -109,3 +109,18 @@ def test_every_kind_of_file_is_in_the_wheel() -> None:
     folders = [ROOT / "polydyn", ROOT / "schedules", ROOT / "codegen"]
     files = [f for folder in folders for f in folder.rglob("*") if f.is_file() and "__pycache__" not in f.parts]
     assert {f.name if f.name in packed else f.suffix for f in files} <= packed
+
+
+def test_the_metadata_of_the_package_is_complete_and_invents_nothing() -> None:
+    config = configparser.ConfigParser()
+    config.read(ROOT / "setup.cfg")
+    data = config["metadata"]
+    assert data["author"] == "polydyn developers" and data["version"] == polydyn.__version__
+    assert not {"url", "project_urls", "download_url", "author_email"} & {*data}, "there are none yet"
+    classifiers = data["classifiers"].split("\n")[1:]
+    assert classifiers == sorted(classifiers) and "Typing :: Typed" in classifiers
+    assert (ROOT / "polydyn" / "py.typed").exists() and len(data["keywords"].split("\n")) > 4
+    tested = re.search(r"VERSIONS = \((.*)\)", (ROOT / "tests/cli/test_release.py").read_text())
+    assert tested is not None
+    named = [c.rpartition(" ")[2] for c in classifiers if re.fullmatch(r".*Python :: 3\.\d+", c)]
+    assert named == re.findall(r"[\d.]+", tested[1]) and config["options"]["python_requires"] == f">={named[0]}"
