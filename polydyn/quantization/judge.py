@@ -89,8 +89,9 @@ def output_errors(
     ``calls``: inputs of calls, or sizes of symbols for one call with random inputs.
     """
     sizes = isinstance(calls, Mapping) and all(isinstance(x, int) for x in calls.values())
+    inputs = [] if sizes else feeds_list(calls, "compare")
     program = compiled(before)
-    inputs = random_calls(program, calls) if sizes else feeds_list(calls, "compare")  # type: ignore[arg-type]
+    inputs = inputs or random_calls(program, calls)  # type: ignore[arg-type]
     expected = [program.run(x) for x in inputs]
     dtypes = {o["name"]: o["dtype"] for o in program.arguments("outputs")}
     del program
