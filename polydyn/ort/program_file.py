@@ -44,7 +44,8 @@ def header(artifact: Artifact, weights_offset: int) -> bytes:
     lines = (
         "polydyn-ep 1", f"abi {ABI}", f"architecture {architecture_of(manifest['target'])}",
         f"library {PAGE} {len(artifact.library)} {zlib.crc32(artifact.library):x}",
-        f"weights {weights_offset} {artifact.weights.size}", f"features {','.join(manifest['features']) or '-'}", "",
+        f"weights {weights_offset} {artifact.weights.size}", f"features {','.join(manifest['features']) or '-'}",
+        f"parts {int('order' in manifest)}", "",
     )  # fmt: skip
     return "\n".join(lines).encode()
 

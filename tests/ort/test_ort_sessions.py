@@ -95,6 +95,19 @@ def test_a_rejected_call_is_computed_by_onnx_runtime_unless_strict(capfd: pytest
     assert strict.run(None, {"x": x, "z": x})[0].shape == (3,)
 
 
+def test_a_call_that_a_later_part_rejects_has_other_sizes_in_onnx_runtime() -> None:
+    """The number of found elements must be x's size for polydyn; a size of 1 is broadcast by ONNX Runtime."""
+    nodes = [node("NonZero", "m", "i"), node("Cast", "i", "f", to=1), node("ReduceSum", "f a", "r", keepdims=0),
+             node("Add", "x r", "y")]  # fmt: skip
+    m = model(nodes, {"m": ("bool", ["N"]), "x": ("float32", ["M"])}, ["y"], {"a": np.array([0])})
+    m.ir_version = 9
+    s, reference = session(m), plain(m)
+    for count, size in ((3, 3), (3, 1), (1, 1), (5, 1)):
+        feeds = {"m": np.arange(6) < count, "x": np.ones(size, "float32")}
+        (got,), (expected,) = s.run(None, feeds), reference.run(None, feeds)
+        assert got.shape == expected.shape and got.tobytes() == expected.tobytes()
+
+
 def test_a_process_ends_with_an_open_session(tmp_path: Path) -> None:
     """The inner session of a rejected call is released after everything else of the process."""
     (tmp_path / "m.onnx").write_bytes(equal_sizes().SerializeToString())

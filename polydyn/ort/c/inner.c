@@ -20,8 +20,8 @@ OrtStatus *open_model(unit *u) {
 
 /* ---- the session ---- */
 
-/* Returns the environment of the process. It is counted, and the reference is kept until the process ends: releasing the
- * last one would unload this library while its code runs. */
+/* Returns the environment of the process. It is counted, and the reference is kept until the process ends: releasing
+ * the last one would unload this library while its code runs. */
 static OrtStatus *environment(OrtEnv **env) {
     static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
     static OrtEnv *kept;

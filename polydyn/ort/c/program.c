@@ -37,14 +37,16 @@ typedef struct {
     long abi, library_at, library_bytes, weights_at, weights_bytes;
     unsigned long check;
     char architecture[32], features[3000];
+    int parts;
 } header;
 
 static bool read_header(const char page[PAGE + 1], header *h) {
     *h = (header){0};
     return sscanf(page,
-                  "polydyn-ep 1\nabi %ld\narchitecture %31s\nlibrary %ld %ld %lx\nweights %ld %ld\nfeatures %2999[^\n]",
+                  "polydyn-ep 1\nabi %ld\narchitecture %31s\nlibrary %ld %ld %lx\nweights %ld %ld\nfeatures %2999[^\n]"
+                  "\nparts %d",
                   &h->abi, h->architecture, &h->library_at, &h->library_bytes, &h->check, &h->weights_at,
-                  &h->weights_bytes, h->features) == 8;
+                  &h->weights_bytes, h->features, &h->parts) == 9;
 }
 
 /* Returns the first of `features` (words with commas between) that this processor lacks; NULL if there is none. */
@@ -140,6 +142,7 @@ static OrtStatus *open_file(program *p, const char *path) {
         return failure(ORT_EP_FAIL, "polydyn: %s is not a program of the provider\n  remedy: compile the model again",
                        path);
     TRY(check_header(path, &h, st.st_size));
+    p->has_parts = h.parts;
     TRY(copy_library(path, p->file, &h, &p->library_file));
     TRY(load_library(p, path));
     snprintf(name, sizeof name, "/proc/self/fd/%d", p->file);

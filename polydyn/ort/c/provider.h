@@ -82,6 +82,7 @@ struct program {
     int32_t input_count, output_count;
     program *lender; /* whose threads the program uses */
     int uses;
+    bool has_parts; /* several parts: it may reject a call when some of them have run */
 };
 
 /* Opens a program file. */
@@ -103,6 +104,7 @@ struct call_state {
     const void **from;
     void **to;
     int64_t *shapes, *dims;
+    void **own; /* memory of outputs for programs of several parts */
     call_state *next;
 };
 

@@ -17,6 +17,8 @@ static void free_call(const program *p, call_state *c) {
     free(c->to);
     free(c->shapes);
     free(c->dims);
+    for (int32_t k = 0; c->own && k < p->output_count; k++) free(c->own[k]);
+    free(c->own);
     free(c);
 }
 
@@ -30,8 +32,10 @@ static OrtStatus *new_call(const program *p, int threads, call_state **out) {
     c->to = calloc(outputs + 1, sizeof *c->to);
     c->shapes = calloc((inputs + 1) * PD_MAX_RANK, sizeof *c->shapes);
     c->dims = calloc(dims, sizeof *c->dims);
+    c->own = calloc(outputs + 1, sizeof *c->own);
     OrtStatus *bad = NULL;
-    if (!c->tensors || !c->from || !c->to || !c->shapes || !c->dims) bad = failure(ORT_FAIL, "polydyn: out of memory");
+    if (!c->tensors || !c->from || !c->to || !c->shapes || !c->dims || !c->own)
+        bad = failure(ORT_FAIL, "polydyn: out of memory");
     else if (p->pd_context_new(p->program, threads, &c->context)) {
         c->context = NULL;
         bad = failure(ORT_FAIL, "polydyn: %s", p->pd_error());
@@ -89,6 +93,26 @@ static bool is_late(const int64_t *dims, int32_t rank) {
     return false;
 }
 
+static size_t bytes_of(const pd_io *output, const int64_t *dims) {
+    size_t size = dtype_bytes(output->dtype);
+    for (int32_t a = 0; a < output->rank; a++) size *= (size_t)dims[a];
+    return size;
+}
+
+/* Takes memory of the call for the outputs whose sizes are known: an output of ONNX Runtime keeps its first shape, and
+ * the inner session may compute another one if a later part of the program rejects the call. */
+static OrtStatus *place_own(const program *p, call_state *c) {
+    const int64_t *dims = c->dims;
+    for (int32_t k = 0; k < p->output_count; dims += p->outputs[k++].rank) {
+        free(c->own[k]);
+        c->own[k] = c->to[k] = NULL;
+        if (is_late(dims, p->outputs[k].rank)) continue;
+        size_t size = (bytes_of(&p->outputs[k], dims) + 64) / 64 * 64;
+        if (!(c->own[k] = c->to[k] = aligned_alloc(64, size))) return failure(ORT_FAIL, "polydyn: out of memory");
+    }
+    return NULL;
+}
+
 /* Requests the memory of the outputs whose sizes are known. */
 static OrtStatus *place_outputs(const unit *u, const program *p, call_state *c, OrtKernelContext *call) {
     const int64_t *dims = c->dims;
@@ -103,19 +127,20 @@ static OrtStatus *place_outputs(const unit *u, const program *p, call_state *c, 
     return NULL;
 }
 
-/* Copies the outputs whose sizes depend on the data. */
-static OrtStatus *copy_late(const unit *u, const program *p, call_state *c, OrtKernelContext *call) {
-    for (int32_t k = 0; k < p->output_count; k++) {
-        if (c->to[k]) continue;
-        int64_t dims[PD_MAX_RANK];
-        size_t count = 1;
+/* Copies the outputs that are not in ONNX Runtime's memory yet. */
+static OrtStatus *copy_outputs(const unit *u, const program *p, call_state *c, OrtKernelContext *call) {
+    const int64_t *early = c->dims;
+    for (int32_t k = 0; k < p->output_count; early += p->outputs[k++].rank) {
+        if (c->to[k] && !c->own[k]) continue;
+        int64_t late[PD_MAX_RANK];
         OrtValue *value;
         void *data;
-        const void *result = p->pd_result(c->context, k, dims);
-        for (int32_t a = 0; a < p->outputs[k].rank; a++) count *= (size_t)dims[a];
+        const void *result = c->own[k] ? c->own[k] : p->pd_result(c->context, k, late);
+        const int64_t *dims = c->own[k] ? early : late;
+        size_t size = bytes_of(&p->outputs[k], dims);
         TRY(ORT(KernelContext_GetOutput)(call, u->output_at[k], dims, (size_t)p->outputs[k].rank, &value));
         TRY(ORT(GetTensorMutableData)(value, &data));
-        if (count && result) memcpy(data, result, count * dtype_bytes(p->outputs[k].dtype));
+        if (size && result) memcpy(data, result, size);
     }
     return NULL;
 }
@@ -130,12 +155,13 @@ static OrtStatus *run_program(const unit *u, const program *p, call_state *c, Or
     }
     int32_t code = p->pd_shapes(c->context, c->tensors, NULL, c->dims);
     if (code == PD_OK) {
-        TRY(place_outputs(u, p, c, call));
+        bool may_delegate = p->has_parts && !u->s->strict && u->model_file >= 0;
+        TRY(may_delegate ? place_own(p, c) : place_outputs(u, p, c, call));
         code = p->pd_run(c->context, c->from, c->to);
     }
     *rejected = code == PD_INPUT;
     if (code) return failure(*rejected ? ORT_INVALID_ARGUMENT : ORT_FAIL, "polydyn: %s", p->pd_error());
-    return copy_late(u, p, c, call);
+    return copy_outputs(u, p, c, call);
 }
 
 static OrtStatus *compute(OrtNodeComputeInfo *info, void *state, OrtKernelContext *call) {
