@@ -22,6 +22,7 @@ from polydyn.errors import BuildError
 from tests.support.rare import rare_cases
 
 GOLDEN = Path(__file__).parent / "golden"
+os.environ.pop("COLUMNS", None)  # pytest-xdist sets it in its workers; tables of commands follow it
 
 # Examples are equal on every run; a failure prints the seed or the blob that reproduces it.
 settings.register_profile(
