@@ -86,10 +86,15 @@ class Commands(click.Group):
 
 
 def was_interrupted(error: BaseException | None) -> bool:
-    """Whether Ctrl-C is the error or its origin: a library that was interrupted may raise another error."""
-    while error is not None:
+    """Whether Ctrl-C is the error or its origin: a library that was interrupted may raise another error.
+
+    Origins may form a circle: an error that is raised again gets a context, and may be the cause of that context.
+    """
+    seen: set[int] = set()
+    while error is not None and id(error) not in seen:
         if isinstance(error, KeyboardInterrupt):
             return True
+        seen.add(id(error))
         error = error.__cause__ or error.__context__
     return False
 
