@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from polydyn.backends.options import Options as Options
     from polydyn.errors import PolydynError as PolydynError
     from polydyn.measure import tune as tune
+    from polydyn.origins.pretrained import from_pretrained as from_pretrained
+    from polydyn.origins.torch_modules import from_torch as from_torch
     from polydyn.program_cache import compile as compile
     from polydyn.runtime.opening import load as load
     from polydyn.runtime.program import Program as Program
@@ -38,6 +40,8 @@ IMPORTED_NS = time.time_ns()
 _LAZY = {
     "compile": "polydyn.program_cache",
     "Options": "polydyn.backends.options",
+    "from_pretrained": "polydyn.origins.pretrained",
+    "from_torch": "polydyn.origins.torch_modules",
     "load": "polydyn.runtime.opening",
     "Program": "polydyn.runtime.program",
     "tune": "polydyn.measure",
@@ -53,7 +57,7 @@ _LAZY = {
 
 __all__ = [
     "InferenceSession", "Options", "OrtValue", "PolydynError", "Program", "RunOptions", "SessionOptions", "Sizes",
-    "compile", "load", "tune",
+    "compile", "from_pretrained", "from_torch", "load", "tune",
 ]  # fmt: skip
 
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import statistics
 import sys
-import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,6 +13,7 @@ import click
 
 from polydyn.cli.group import main
 from polydyn.cli.machine import DIFFERENT, CompileSettings, as_json, of_machine
+from polydyn.cli.measuring import allowed_error, largest_error, measured, shape_text, spread
 from polydyn.cli.output import answer
 from polydyn.cli.parsing import sizes
 from polydyn.errors import InputError
@@ -62,18 +62,18 @@ def bench(
     source = Source(model, module, inputs, outputs, program.threads)
     calls: dict[str, Call] = {"polydyn": program.run} | {n: open_baseline(n, source) for n in baselines}
     rows = []
-    for shape, (times, results) in _measured(program, shapes, calls, rounds):
+    for shape, (times, results) in measured(program, shapes, calls, rounds):
         ours = times["polydyn"]
         row: dict[str, Any] = {"shape": shape, "ms": {n: statistics.median(t) * 1e3 for n, t in times.items()}}
-        row["spread"] = _spread(ours)
-        row["error"] = {n: _error(results["polydyn"], r) for n, r in results.items() if n != "polydyn"}
+        row["spread"] = spread(ours)
+        row["error"] = {n: largest_error(results["polydyn"], r) for n, r in results.items() if n != "polydyn"}
         rows.append(row)
     worst = max((e for row in rows for e in row["error"].values()), default=0.0)
     if plot is not None:
         _draw(plot, Path(model).name, rows)
     heading = ("shape", "polydyn ms", "spread", *(x for n in baselines for x in (f"{n} ms", "times ours", "error")))
     table = [
-        (_text(r["shape"]), f"{r['ms']['polydyn']:.3f}", f"{r['spread']:.0%}",
+        (shape_text(r["shape"]), f"{r['ms']['polydyn']:.3f}", f"{r['spread']:.0%}",
          *(x for n in baselines for x in
            (f"{r['ms'][n]:.3f}", f"{r['ms'][n] / r['ms']['polydyn']:.2f}", f"{r['error'][n]:.1e}")))
         for r in rows
@@ -82,14 +82,7 @@ def bench(
         as_json, {"model": model, "threads": program.threads, "rounds": rounds, "shapes": rows},
         text_table(heading, table), f"{program.threads} threads, medians of {rounds} alternating calls",
     )  # fmt: skip
-    sys.exit(DIFFERENT if worst > _limit(program) else 0)
-
-
-def _limit(program: Program) -> float:
-    """Return the allowed difference of results of whole programs: a few units in the last place for 16-bit types."""
-    from polydyn.verification import TOLERANCE, UNITS
-
-    return max(TOLERANCE, *(8 * UNITS.get(o["dtype"], 0.0) for o in program.manifest["outputs"]))
+    sys.exit(DIFFERENT if worst > allowed_error(program) else 0)
 
 
 MAX_CATEGORIES = 4
@@ -105,55 +98,8 @@ def _draw(path: Path, model: str, rows: list[dict[str, Any]]) -> None:
     numeric = len(dims) == 1 and len(rows) > MAX_CATEGORIES
     xs = [float(r["shape"][dims[0]]) for r in rows] if numeric else list(map(float, range(len(rows))))
     series = {n: {x: r["ms"][n] / 1e3 for x, r in zip(xs, rows, strict=True)} for n in rows[0]["ms"]}
-    names = [] if numeric else [_text(r["shape"]) for r in rows]
+    names = [] if numeric else [shape_text(r["shape"]) for r in rows]
     lines(series, dims[0] if numeric else "", "s", f"{model}: seconds of a call", names=names).save(path)
-
-
-def _measured(
-    program: Program, shapes: Sequence[dict[str, int]], calls: Mapping[str, Call], rounds: int
-) -> Iterator[tuple[dict[str, int], tuple[Any, Any]]]:
-    """Yield each shape with the result of ``_alternating`` for inputs of ``program``."""
-    from polydyn.cli.inputs import feeds_for
-    from polydyn.cli.progress import working
-
-    with working(_text(shapes[0]), len(shapes), measuring=True) as step:
-        for shape, following in zip(shapes, [*map(_text, shapes[1:]), ""], strict=True):
-            yield shape, _alternating(calls, feeds_for(program, shape, {}), rounds)
-            step(following)
-
-
-def _alternating(calls: Mapping[str, Call], feeds: Mapping[str, Any], rounds: int) -> tuple[Any, Any]:
-    """Return the seconds of every call, and the results of the first call, which is a warm-up and not timed."""
-    results = {n: call(feeds) for n, call in calls.items()}
-    times: dict[str, list[float]] = {n: [] for n in calls}
-    for _ in range(rounds):
-        for name, call in calls.items():
-            start = time.perf_counter()
-            call(feeds)
-            times[name].append(time.perf_counter() - start)
-    return times, results
-
-
-def _error(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> float:
-    """Return the maximum error of all outputs; infinite if their shapes differ."""
-    from polydyn.verification import TOLERANCE
-    from polydyn.verification import compare as compare_arrays
-
-    return max(
-        compare_arrays(n, ours[n], theirs[n], TOLERANCE).error if ours[n].shape == theirs[n].shape else float("inf")
-        for n in ours
-    )
-
-
-def _spread(times: list[float]) -> float:
-    if len(times) < 4:
-        return 0.0
-    low, _, high = statistics.quantiles(times, n=4)
-    return (high - low) / statistics.median(times)
-
-
-def _text(shape: Mapping[str, int]) -> str:
-    return ",".join(f"{n}={v}" for n, v in shape.items())
 
 
 @main.command()
@@ -177,7 +123,7 @@ def compare(
     a, b = settings.open(first), settings.open(second)
     facts = [_facts(first, a), _facts(second, b)]
     rows = []
-    for shape, (times, results) in _measured(a, shapes, {"first": a.run, "second": b.run}, rounds):
+    for shape, (times, results) in measured(a, shapes, {"first": a.run, "second": b.run}, rounds):
         common = [n for n in results["first"] if n in results["second"]]
         checks = [compare_arrays(n, results["second"][n], results["first"][n], TOLERANCE) for n in common
                   if results["first"][n].shape == results["second"][n].shape]  # fmt: skip
@@ -207,7 +153,8 @@ def _facts(path: str, p: Program) -> dict[str, Any]:
 
 def _row(r: Mapping[str, Any]) -> tuple[str, ...]:
     x, y = r["ms"]
-    return _text(r["shape"]), f"{x:.3f}", f"{y:.3f}", f"{y / x:.2f}", f"{r['error']:.1e}", "" if r["ok"] else "differs"
+    said = "" if r["ok"] else "differs"
+    return shape_text(r["shape"]), f"{x:.3f}", f"{y:.3f}", f"{y / x:.2f}", f"{r['error']:.1e}", said
 
 
 @main.command()

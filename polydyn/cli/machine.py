@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import functools
+import os
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -19,6 +20,8 @@ from polydyn.schedules.handmade.document import read_schedules
 from polydyn.shapes.sizes import Sizes
 
 if TYPE_CHECKING:
+    from onnx import ModelProto
+
     from polydyn.graph.importer import ModelLike
     from polydyn.runtime.artifact import Artifact
     from polydyn.runtime.program import Program
@@ -101,7 +104,7 @@ class CompileSettings:
         from polydyn.cli.progress import working
 
         with working(f"compiling {model}"):
-            return self.compile_model(model)
+            return self.compile_model(model_of(model))
 
     def compile_model(self, model: ModelLike) -> Program:
         """Compile a model."""
@@ -122,7 +125,7 @@ class CompileSettings:
         from polydyn.compiler import compile_to  # loads all passes
 
         with working(f"compiling {model} for {self.target}"):
-            return compile_to(output, model, threads=self.threads, **self.arguments)[0]
+            return compile_to(output, model_of(model), threads=self.threads, **self.arguments)[0]
 
     def open(self, path: str) -> Program:
         """Open an artifact, or compile a model (fast if the cache has its program).
@@ -144,6 +147,15 @@ class CompileSettings:
                 remedy="leave them out, or give the model",
             )
         return program
+
+
+def model_of(path: str) -> str | ModelProto:
+    """Return what is compiled for a path: the path, or the model of a folder of Hugging Face's transformers."""
+    if not os.path.isdir(path):
+        return path
+    from polydyn.origins.pretrained import folder_model
+
+    return folder_model(path)
 
 
 def of_machine(f: Callable[..., Any]) -> Callable[..., Any]:
