@@ -251,20 +251,23 @@ def _sentences(trial: Trial) -> Iterator[str]:
 
 
 STYLE = """
-:root{color-scheme:light dark;--ours:#2f7d4f;--theirs:#8a8f98}
+:root{color-scheme:light dark;--ours:#2f7d4f;--theirs:#8a8f98;--quiet:#565b64}
 body{font:16px/1.5 system-ui,sans-serif;margin:2rem auto;max-width:46rem;padding:0 1rem;overflow-wrap:anywhere}
-h1{font-size:1.4rem} h2{font-size:1.1rem;margin-top:2rem} dl{display:grid;grid-template-columns:auto 1fr;gap:.3rem 1rem}
+h1{font-size:1.4rem} h2{font-size:1.1rem;margin-top:2rem}
+dl{display:grid;grid-template-columns:minmax(4rem,7rem) 1fr;gap:.3rem 1rem}
 dt{font-weight:600} dd{margin:0} figure{margin:0 0 1.2rem} figcaption{font-weight:600}
 .b{display:grid;grid-template-columns:6.5rem 1fr 5rem;gap:.5rem;align-items:center;font-size:.9rem}
 .b i{display:block;height:.9rem;border-radius:2px;background:var(--theirs)} .b i.o{background:var(--ours)}
-.b span:last-child{text-align:right} small{color:GrayText}
-@media(prefers-color-scheme:dark){:root{--ours:#5fbf86;--theirs:#7d838d}}
+.b span:last-child{text-align:right} small{color:var(--quiet)}
+@media(prefers-color-scheme:dark){:root{--ours:#5fbf86;--theirs:#7d838d;--quiet:#b0b6c0}}
 """
 
 
 def report_page(trial: Trial) -> str:
     """Return the report as one HTML page that loads nothing."""
-    title = f"{trial.model}: {'right' if trial.right else 'wrong'}, {trial.mean:.2f} times as fast"
+    speeds = {"equal": "as fast as ONNX Runtime within the spread"}
+    speed = speeds.get(trial.speed, f"{trial.speed}: {trial.mean:.2f} times as fast as ONNX Runtime")
+    title = f"{trial.model}: {'right' if trial.right else 'wrong'}, {speed}"
     answers = "".join(
         f"<dt>{escape(question)}<dd>{escape(said.strip() or question)}"
         for question, _, said in (s.partition(":") if ":" in s else ("time", "", s) for s in _sentences(trial))

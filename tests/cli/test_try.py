@@ -131,5 +131,6 @@ def test_the_page_needs_nothing_else_and_escapes() -> None:
     tags = Tags()
     tags.feed(page)
     assert not [a for a in tags.attributes if a[0] in ("src", "href")] and "url(" not in page
+    assert "within the spread</h1>" in report_page(trial([row(1, 1)])), "no claim of speed without a difference"
     assert "m&lt;b&gt;.onnx: wrong" in page and "&lt;x&gt;" in page and "differs" in page
     assert "prefers-color-scheme:dark" in page and "width=device-width" in page
