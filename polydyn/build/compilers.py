@@ -58,9 +58,9 @@ does not vectorize loops. ``host_steps.c`` needs vectors: suppression takes 4 to
 """
 
 LINK_FLAGS = ("-shared", "-Wl,--build-id=none", "-Wl,-z,defs", "-lm", "-lpthread")
-ZIG_LINK_FLAGS = ("-mcpu=baseline", "-O2")
+ZIG_LINK_FLAGS = ("-mcpu=baseline", "-O2", "-s")
 """zig compiles its runtime library once for each processor and level that it links for; without -O2 that takes five
-times as long."""
+times as long. Its library is linked with its symbols, which nobody needs."""
 
 X86_FLAGS = (("-mprefer-vector-width=512",), ())
 """Flags of x86-64, as alternatives: a compiler gets the first that it understands."""
@@ -275,7 +275,7 @@ def _ask(compiler: Compiler, target: str, offered: Sequence[tuple[str, ...]]) ->
     for flags in offered:
         # zig without a name of a processor makes code for this one
         given = (*flags, "-mcpu=baseline") if compiler.kind == "zig" and target == "cpu:baseline" else flags
-        command = [*compiler.command, *FLAGS, *given, "-Werror", "-dM", "-E", "-x", "c", os.devnull]
+        command = [*compiler.command, *given, "-Werror", "-dM", "-E", "-x", "c", os.devnull]
         process = subprocess.run(command, capture_output=True, text=True, env=environment())
         defined = {words[1] for line in process.stdout.splitlines() if len(words := line.split()) >= 2}
         arch = architecture_of(target)

@@ -250,7 +250,7 @@ def _parse(model: ModelLike) -> tuple[onnx.ModelProto, Path | None, str]:
         except (OSError, ValueError) as e:  # ValueError: a path with a NUL
             why = getattr(e, "strerror", None) or e
             if isinstance(e, IsADirectoryError):
-                raise ModelError(f"{path} is a folder", remedy="polydyn.from_pretrained(folder) compiles it") from e
+                raise ModelError(f"{path} is a directory", remedy="polydyn.from_pretrained(folder) compiles it") from e
             kind = MissingModelError if isinstance(e, FileNotFoundError) else ModelError
             raise kind(f"cannot read {path}: {why}", remedy="give the path of an .onnx file") from e
     else:

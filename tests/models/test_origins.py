@@ -110,7 +110,7 @@ def test_a_folder_with_an_onnx_file_is_compiled(tmp_path: Path, monkeypatch: pyt
     done = CliRunner().invoke(main, ["compile", str(folder), "--threads", "1"])
     assert done.exit_code == 0 and "relu-v1.2.polydyn" in done.output, done.output
     assert (polydyn.load("relu-v1.2.polydyn").run({"x": x})["y"] == [0, 2]).all()
-    with pytest.raises(PolydynError, match=r"(?s)is a folder.*from_pretrained\(folder\)"):
+    with pytest.raises(PolydynError, match=r"(?s)is a directory.*from_pretrained\(folder\)"):
         polydyn.compile(folder)
 
 
