@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     from polydyn.errors import PolydynError as PolydynError
     from polydyn.generation import generate as generate
     from polydyn.measure import tune as tune
+    from polydyn.origins.pretrained import from_pretrained as from_pretrained
+    from polydyn.origins.torch_modules import from_torch as from_torch
     from polydyn.program_cache import compile as compile
     from polydyn.quantization import quantize as quantize
     from polydyn.quantization import to_half as to_half
@@ -48,6 +50,8 @@ IMPORTED_NS = time.time_ns()
 _LAZY = {
     "compile": "polydyn.program_cache",
     "Options": "polydyn.backends.options",
+    "from_pretrained": "polydyn.origins.pretrained",
+    "from_torch": "polydyn.origins.torch_modules",
     "load": "polydyn.runtime.opening",
     "Program": "polydyn.runtime.program",
     "tune": "polydyn.measure",
@@ -68,7 +72,7 @@ _MODULES = ("backend", "errors", "explore", "extend", "ort", "session")
 
 __all__ = [
     "InferenceSession", "Options", "OrtValue", "PolydynError", "Program", "RunOptions", "SessionOptions", "Sizes",
-    "compile", "generate", "load", "quantize", "to_half", "tune",
+    "compile", "from_pretrained", "from_torch", "generate", "load", "quantize", "to_half", "tune",
 ]  # fmt: skip
 
 

@@ -85,8 +85,7 @@ def program_key(model: ModelLike, arguments: Arguments) -> str:
     """Return the SHA-256 of everything that determines the artifact, as hex text. Raises PolydynError if a part cannot
     be read, or if there is no such hash.
     """
-    compiler = find_compiler()
-    machine = [sorted(machine_features()), data_cache(2), compiler.command, compiler.version]
+    machine = [sorted(machine_features()), data_cache(2), find_compiler().identity]
     texts = [json.dumps(machine), json.dumps(arguments.to_json(), sort_keys=True), *_device_compilers(arguments.target)]
     return digest(model_digest(model), code_digest(), _registrations(), *texts)
 

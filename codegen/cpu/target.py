@@ -5,7 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from importlib.resources import files
 
-LEAVES = ("pd_cpu.h", "pd_math.h", "pd_functions.h", "pd_storage.h", "pd_order.h", "pd_amx.h", "pd_amx_emulated.h")
+LEAVES = (
+    "pd_cpu.h", "pd_clang.h", "pd_math.h", "pd_functions.h", "pd_storage.h", "pd_order.h", "pd_amx.h",
+    "pd_amx_emulated.h",
+)  # fmt: skip
 """Headers of CPU kernels. The first one includes the others."""
 
 

@@ -29,6 +29,7 @@ typedef u32 vu32 __attribute__((vector_size(4 * PD_W)));
 typedef u64 vu64 __attribute__((vector_size(8 * PD_W)));
 typedef f32 hf32 __attribute__((vector_size(2 * PD_W)));         /* a narrow vector: half of a whole one */
 typedef vi32 vb;                                     /* a boolean in vector form: 0 or -1 in every lane */
+#include "pd_clang.h"
 
 /* A float as an integer, in a register: gcc (under -fno-trapping-math) takes the way there and back for the float without
    its fraction, which is larger than any integer for large floats, and -0 for -0.5. */
@@ -47,6 +48,9 @@ typedef vi32 vb;                                     /* a boolean in vector form
 #define PD_OPAQUE(v) __asm__("" : "+m"(v))
 #endif
 #define pd_cut(T, x) ({ T pd_c = (T)(x); __asm__("" : "+r"(pd_c)); pd_c; })
+#if defined(__clang__)
+#define vcut(T, x) __builtin_convertvector(x, T) /* not taken for a float; and an operand of asm must fit, even unused */
+#else
 #define vcut(T, x)                                                                                                    \
   ({                                                                                                                  \
     T pd_c = __builtin_convertvector(x, T);                                                                           \
@@ -54,6 +58,7 @@ typedef vi32 vb;                                     /* a boolean in vector form
     else __asm__("" : "+m"(pd_c));                                                                                    \
     pd_c;                                                                                                             \
   })
+#endif
 
 #ifdef PD_CHECKED
 #include "pd_checked.h"
@@ -142,9 +147,9 @@ PD_INLINE hf32 hloads_f32(const f32 *b, i64 i, i64 s, i64 n) {
   for (i64 l = 0; l < PD_W / 2; ++l) if (l < n) v[l] = b[i + l * s];
   return v;
 }
-#if defined(__AVX512VL__) && PD_W == 16 && !defined(__clang__)
+#if defined(__AVX512VL__) && PD_W == 16
 PD_INLINE hf32 hloadm_f32(const f32 *b, i64 i, i64 n) {
-  return (hf32)__builtin_ia32_loadups256_mask(b + i, (hf32){0}, (unsigned char)((1u << PD_MAX(PD_MIN(n, 8), 0)) - 1u));
+  return (hf32)__builtin_ia32_loadups256_mask((const void *)(b + i), (hf32){0}, (unsigned char)((1u << PD_MAX(PD_MIN(n, 8), 0)) - 1u));
 }
 #else
 PD_INLINE hf32 hloadm_f32(const f32 *b, i64 i, i64 n) {
@@ -181,7 +186,7 @@ PD_INLINE void vstream_f32(f32 *b, i64 i, vf32 v, i64 s) {
 PD_MASKED(i32, vi32)
 PD_MASKED(i64, vi64)
 /* bytes: the first n; and only lanes whose guard is true, the others are 0 */
-#if defined(__AVX512BW__) && defined(__AVX512VL__) && defined(__AVX512DQ__) && PD_W == 16 && !defined(__clang__)
+#if defined(__AVX512BW__) && defined(__AVX512VL__) && defined(__AVX512DQ__) && PD_W == 16
 typedef char pd_bytes __attribute__((vector_size(16)));
 #define PD_BYTES(T, V)                                                                                                \
   PD_INLINE V vloadm_##T(const T *b, i64 i, i64 n) {                                                                   \
@@ -206,7 +211,7 @@ typedef char pd_bytes __attribute__((vector_size(16)));
 PD_BYTES(u8, vu8)
 PD_BYTES(i8, vi8)
 /* only lanes whose guard is true, the others are 0 */
-#if defined(__AVX512DQ__) && PD_W == 16 && !defined(__clang__)
+#if defined(__AVX512DQ__) && PD_W == 16
 PD_INLINE vf32 vloadg_f32(const f32 *b, i64 i, vb c) {
   return (vf32)__builtin_ia32_loadups512_mask(b + i, (vf32){0}, (unsigned short)__builtin_ia32_cvtd2mask512(c));
 }
@@ -238,7 +243,7 @@ PD_INLINE vf32 vloadgs_f32(const f32 *b, i64 i, i64 s, vb c) {
   for (i64 l = 0; l < PD_W; ++l) if (c[l]) v[l] = b[i + l * s];
   return v;
 }
-#if defined(__AVX512BW__) && defined(__AVX512VL__) && defined(__AVX512DQ__) && defined(__BMI2__) && PD_W == 16 && !defined(__clang__)
+#if defined(__AVX512BW__) && defined(__AVX512VL__) && defined(__AVX512DQ__) && defined(__BMI2__) && PD_W == 16
 typedef char pd_twice __attribute__((vector_size(32)));
 #define PD_APART(T, V)                                                                                                \
   PD_INLINE V vloadgs_##T(const T *b, i64 i, i64 s, vb c) {                                                            \
@@ -268,7 +273,7 @@ PD_APART(i8, vi8)
 
 PD_INLINE hf32 hbcast_f32(f32 x) { return x - (hf32){0}; }
 PD_INLINE hf32 hlow_f32(vf32 v) { hf32 h; memcpy(&h, &v, sizeof h); return h; }
-#if PD_W == 16 && __GNUC__ >= 12
+#if PD_W == 16 && (__GNUC__ >= 12 || defined(__clang__))
 PD_INLINE vf32 vwiden_f32(hf32 h) {
   return __builtin_shufflevector(h, h, 0, 1, 2, 3, 4, 5, 6, 7, -1, -1, -1, -1, -1, -1, -1, -1);
 }
@@ -330,7 +335,7 @@ PD_INLINE vb vbool(vu8 x) { return vwide_u8(x) != 0; }
 PD_INLINE vu8 vbyte(vb x) { return __builtin_convertvector(-x, vu8); }
 PD_INLINE vb vlive(i64 n) { return vramp_i32(0, 1) < (i32)(n > PD_W ? PD_W : n < 0 ? 0 : n); }
 PD_INLINE vb vbetween(i64 low, i64 high) { return ~vlive(low) & vlive(high); }
-#if defined(__AVX512DQ__) && PD_W == 16 && !defined(__clang__)
+#if defined(__AVX512DQ__) && PD_W == 16
 PD_INLINE vf32 vsel_f32(vb c, vf32 a, vf32 b) {
   return (vf32)__builtin_ia32_movaps512_mask(a, b, (unsigned short)__builtin_ia32_cvtd2mask512(c));
 }
@@ -343,17 +348,9 @@ PD_INLINE vu8 vsel_u8(vb c, vu8 a, vu8 b) { vu8 m = (vu8)__builtin_convertvector
 PD_INLINE vi8 vsel_i8(vb c, vi8 a, vi8 b) { vi8 m = __builtin_convertvector(c, vi8); return (m & a) | (~m & b); }
 
 /* every other element of two vectors, from the first one on and from the second one on */
-#if defined(__clang__)
-PD_INLINE vf32 pd_other(vf32 a, vf32 b, int first) {
-  vf32 v;
-  for (int l = 0; l < PD_W; ++l) v[l] = 2 * l < PD_W ? a[2 * l + first] : b[2 * l - PD_W + first];
-  return v;
-}
-#else
 PD_INLINE vf32 pd_other(vf32 a, vf32 b, int first) {
   return __builtin_shuffle(a, b, (vi32)PD_NUMBERS * 2 + first);
 }
-#endif
 PD_INLINE vf32 vevens_f32(vf32 a, vf32 b) { return pd_other(a, b, 0); }
 PD_INLINE vf32 vodds_f32(vf32 a, vf32 b) { return pd_other(a, b, 1); }
 
@@ -371,7 +368,7 @@ PD_INLINE vf32 vkeep_f32(vf32 v) { return v; }
 PD_EXTREMES(f32) PD_EXTREMES(f64) PD_EXTREMES(i8) PD_EXTREMES(i16) PD_EXTREMES(i32) PD_EXTREMES(i64)
 PD_EXTREMES(u8) PD_EXTREMES(u16) PD_EXTREMES(u32) PD_EXTREMES(u64)
 /* vgreater, vless: a when it is greater (less) than b, else b: the instruction, which gives b where either is NaN */
-#if defined(__AVX512F__) && PD_W == 16 && !defined(__clang__)
+#if defined(__AVX512F__) && PD_W == 16
 PD_INLINE vf32 vgreater(vf32 a, vf32 b) { return (vf32)__builtin_ia32_maxps512_mask(a, b, b, 0xffff, 4); }
 PD_INLINE vf32 vless(vf32 a, vf32 b) { return (vf32)__builtin_ia32_minps512_mask(a, b, b, 0xffff, 4); }
 /* lanes where b is NaN keep it; b, as a reduction's accumulator is a and should not wait for the comparison */
@@ -432,7 +429,7 @@ PD_INLINE vu8 vclip_u8(vf32 x) {
 PD_INLINE i32 pd_pair_i32(i32 a, i32 b) { return (i32)(((u32)a & 0xffffu) | ((u32)b << 16)); }
 PD_INLINE i32 pd_dot2_i32(i32 a, i32 b) { return (i32)((u32)((i16)a * (i16)b) + (u32)((a >> 16) * (b >> 16))); }
 PD_INLINE vi32 pd_pair_vi32(vi32 a, vi32 b) { return (a & 0xffff) | (vi32)((vu32)b << 16); }
-#if defined(__AVX512BW__) && PD_W == 16 && !defined(__clang__)
+#if defined(__AVX512BW__) && PD_W == 16
 typedef short pd_shorts __attribute__((vector_size(64)));
 PD_INLINE vi32 pd_dot2_vi32(vi32 a, vi32 b) {
   return (vi32)__builtin_ia32_pmaddwd512_mask((pd_shorts)a, (pd_shorts)b, (vi32){0}, 0xffff);
@@ -444,7 +441,7 @@ PD_INLINE vi32 pd_dot2_vi32(vi32 a, vi32 b) { return (vi32)__builtin_ia32_pmaddw
 PD_INLINE vi32 pd_low_vi32(vi32 a) { return (vi32)((vu32)a << 16) >> 16; }
 PD_INLINE vi32 pd_dot2_vi32(vi32 a, vi32 b) { return pd_low_vi32(a) * pd_low_vi32(b) + (a >> 16) * (b >> 16); }
 #endif
-#if defined(__AVX512VNNI__) && PD_W == 16 && !defined(__clang__)
+#if defined(__AVX512VNNI__) && PD_W == 16
 PD_INLINE vi32 pd_dot2_add_vi32(vi32 s, vi32 a, vi32 b) { return (vi32)__builtin_ia32_vpdpwssd_v16si(s, a, b); }
 #else
 PD_INLINE vi32 pd_dot2_add_vi32(vi32 s, vi32 a, vi32 b) { return (vi32)((vu32)s + (vu32)pd_dot2_vi32(a, b)); }
@@ -462,9 +459,9 @@ PD_INLINE i32 pd_dot4_i32(i32 a, i32 b) {
 PD_INLINE vi32 pd_quad_vi32(vi32 a, vi32 b, vi32 c, vi32 d) {
   return (a & 0xff) | (vi32)((vu32)(b & 0xff) << 8) | (vi32)((vu32)(c & 0xff) << 16) | (vi32)((vu32)d << 24);
 }
-#if defined(__AVX512VNNI__) && PD_W == 16 && !defined(__clang__)
+#if defined(__AVX512VNNI__) && PD_W == 16
 PD_INLINE vi32 pd_dot4_add_vi32(vi32 s, vi32 a, vi32 b) { return (vi32)__builtin_ia32_vpdpbusd_v16si(s, a, b); }
-#elif defined(__AVXVNNI__) && PD_W == 8 && !defined(__clang__)
+#elif defined(__AVXVNNI__) && PD_W == 8
 PD_INLINE vi32 pd_dot4_add_vi32(vi32 s, vi32 a, vi32 b) { return (vi32)__builtin_ia32_vpdpbusd_v8si(s, a, b); }
 #else
 PD_INLINE vi32 pd_dot4_add_vi32(vi32 s, vi32 a, vi32 b) {
@@ -541,7 +538,7 @@ PD_INLINE vi32 pd_abs_vi32(vi32 x) { return vsel_i32(x < 0, -x, x); }
 PD_INLINE vi64 pd_abs_vi64(vi64 x) { return vsel_i64(__builtin_convertvector(x < 0, vi32), -x, x); }
 
 /* horizontal reductions: a tree of halves, lane l with lane l + w */
-#if defined(__GNUC__) && !defined(__clang__) && (PD_W == 16 || PD_W == 8 || PD_W == 4)
+#if defined(__GNUC__) && (PD_W == 16 || PD_W == 8 || PD_W == 4)
 #define PD_LANES PD_NUMBERS
 
 /* lane l is v[l / m * m], the first element of every group of m, or v[l / m]: every element m times */
@@ -576,7 +573,7 @@ PD_SPREAD(2) PD_SPREAD(4) PD_SPREAD(8)
 #define PD_HORIZONTAL(T, V, M)                                                                                        \
   PD_HALVE(T, V, M, sum, v + u) PD_HALVE(T, V, M, prod, v * u)                                                         \
   PD_HALVE(T, V, M, max, pd_max_##V(v, u)) PD_HALVE(T, V, M, min, pd_min_##V(v, u))
-#if defined(__AVX512F__) && PD_W == 16 && !defined(__clang__)
+#if defined(__AVX512F__) && PD_W == 16
 /* the last two steps on 16 bytes; a row waits for them. An extreme of lanes of which one is NaN is that NaN */
 typedef f32 pd_quarter __attribute__((vector_size(16)));
 typedef i32 pd_places __attribute__((vector_size(16)));
@@ -608,7 +605,7 @@ typedef f32 pd_eight __attribute__((vector_size(32)));
 typedef i32 pd_eight_places __attribute__((vector_size(32)));
 #if PD_W == 16
 PD_INLINE pd_eight pd_halves(vf32 v) {
-#if __GNUC__ >= 12
+#if __GNUC__ >= 12 || defined(__clang__)
   return __builtin_shufflevector(v, v, 0, 1, 2, 3, 4, 5, 6, 7) + __builtin_shufflevector(v, v, 8, 9, 10, 11, 12, 13, 14, 15);
 #else
   pd_eight half[2];

@@ -27,7 +27,7 @@ PD_INLINE vf32 pd_below(vf32 x, f32 limit, vf32 a, vf32 b) { return vsel_f32(x <
 #endif
 PD_INLINE vf32 pd_magnitude(vf32 x) { return (vf32)((vi32)x & 0x7fffffff); }
 /* |a| with the sign of x */
-#if defined(__AVX512F__) && PD_W == 16 && !defined(__clang__)
+#if defined(__AVX512F__) && PD_W == 16
 PD_INLINE vf32 pd_signed(vf32 a, vf32 x) {
   return (vf32)__builtin_ia32_pternlogd512_mask((vi32)a, (vi32)x, (vi32){0} + 0x7fffffff, 0xe4, 0xffff);
 }
@@ -51,7 +51,7 @@ PD_INLINE vf32 pd_exp_bounded(vf32 x) {
   return pd_scale2(p, n);
 }
 
-#if defined(__AVX512DQ__) && PD_W == 16 && !defined(__clang__)
+#if defined(__AVX512DQ__) && PD_W == 16
 /* 2^floor(n) T exp(r) with n a multiple of 1/16, T = 2^(n - floor(n)) from a table of one register and exp(r) a minimax
    cubic on [-ln2/32, ln2/32]. The scale carries infinities, NaN, overflow and underflow; r only has to stay finite */
 PD_INLINE vf32 pd_exp_inline_vf32(vf32 x) {
@@ -151,7 +151,7 @@ PD_OUTLINE(exp) PD_OUTLINE(expm1) PD_OUTLINE(tanh) PD_OUTLINE(erf) PD_OUTLINE(si
 PD_LANEWISE(erfc)
 #include "pd_functions.h"
 /* half to even, in the direction that is set */
-#if defined(__AVX512F__) && PD_W == 16 && !defined(__clang__)
+#if defined(__AVX512F__) && PD_W == 16
 PD_INLINE vf32 pd_rint_vf32(vf32 x) { return (vf32)__builtin_ia32_rndscaleps_mask(x, 4, x, 0xffff, 4); }
 #elif defined(__AVX__) && PD_W == 8
 PD_INLINE vf32 pd_rint_vf32(vf32 x) { return (vf32)__builtin_ia32_roundps256(x, 4); }

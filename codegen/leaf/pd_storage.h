@@ -98,7 +98,7 @@ PD_INLINE u16 pd_write_bf16(f32 x) {
   u32 u = pd_bits_of(x);
   return (u16)(x != x ? u >> 16 | 0x40u : (u + 0x7fffu + (u >> 16 & 1u)) >> 16);
 }
-#if defined(__F16C__) && !defined(__clang__)
+#if defined(__F16C__)
 typedef short pd_f16s __attribute__((vector_size(16)));
 typedef f32 pd_f32s __attribute__((vector_size(16)));
 PD_INLINE f32 pd_read_f16(u16 h) { return __builtin_ia32_vcvtph2ps((pd_f16s){(short)h})[0]; }
@@ -199,7 +199,7 @@ PD_INLINE vu16 vnarrow_bits_bf16(vf32 x) {
   vu32 u = (vu32)x, nan = (vu32)(x != x), r = (u + 0x7fffu + (u >> 16 & 1u)) >> 16;
   return __builtin_convertvector((r & ~nan) | ((u >> 16 | 0x40u) & nan), vu16);
 }
-#if defined(__AVX512BF16__) && defined(__AVX512DQ__) && PD_W == 16 && !defined(__clang__)
+#if defined(__AVX512BF16__) && defined(__AVX512DQ__) && PD_W == 16
 #define PD_SUBNORMAL 0x20
 PD_INLINE vu16 vnarrow_bf16(vf32 x) {                             /* the instruction takes subnormal numbers for 0 */
   if (__builtin_expect(__builtin_ia32_fpclassps512_mask(x, PD_SUBNORMAL, 0xffff), 0)) return vnarrow_bits_bf16(x);
@@ -219,12 +219,12 @@ PD_INLINE hf32 hwide_bf16(hu16 h) { return (hf32)((hu32)__builtin_ia32_pmovzxwd2
 #else
 PD_INLINE hf32 hwide_bf16(hu16 h) { return (hf32)(__builtin_convertvector(h, hu32) << 16); }
 #endif
-#if defined(__AVX512F__) && PD_W == 16 && !defined(__clang__)
+#if defined(__AVX512F__) && PD_W == 16
 typedef short pd_f16v __attribute__((vector_size(32)));
 PD_INLINE vf32 vwide_f16(vu16 h) { return (vf32)__builtin_ia32_vcvtph2ps512_mask((pd_f16v)h, (vf32){0}, 0xffff, 4); }
 PD_INLINE vu16 vnarrow_f16(vf32 x) { return (vu16)__builtin_ia32_vcvtps2ph512_mask(x, 0, (pd_f16v){0}, 0xffff); }
 PD_INLINE hf32 hwide_f16(hu16 h) { return (hf32)__builtin_ia32_vcvtph2ps256((pd_f16s)h); }
-#elif defined(__F16C__) && PD_W == 8 && !defined(__clang__)
+#elif defined(__F16C__) && PD_W == 8
 PD_INLINE vf32 vwide_f16(vu16 h) { return (vf32)__builtin_ia32_vcvtph2ps256((pd_f16s)h); }
 PD_INLINE vu16 vnarrow_f16(vf32 x) { return (vu16)__builtin_ia32_vcvtps2ph256(x, 0); }
 PD_HALF_LANEWISE(f16)
@@ -244,7 +244,7 @@ PD_INLINE vf32 pd_dot2_bf16_vi32(vi32 a, vi32 b) {
   vu32 p = (vu32)a, q = (vu32)b;
   return (vf32)(p << 16) * (vf32)(q << 16) + (vf32)(p & 0xffff0000u) * (vf32)(q & 0xffff0000u);
 }
-#if defined(__AVX512BF16__) && PD_W == 16 && !defined(__clang__)
+#if defined(__AVX512BF16__) && PD_W == 16
 #if __GNUC__ >= 13
 typedef __bf16 pd_bf16s __attribute__((vector_size(64)));
 #else

@@ -1,4 +1,4 @@
-"""The C compiler: its command, flags, and building a library from several translation units."""
+"""Building a library from several translation units with the C compiler that was found (``compilers``)."""
 
 from __future__ import annotations
 
@@ -6,89 +6,40 @@ import os
 import resource
 import select
 import shlex
-import shutil
 import signal
 import subprocess
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
-from functools import lru_cache
 from pathlib import Path
 
 from polydyn.build.cache import FileCache, digest, library_file
-from polydyn.build.features import MACROS, architecture, available_cores, machine_features
+from polydyn.build.compilers import (
+    TARGETS,
+    Compiler,
+    architecture_of,
+    compile_flags,
+    environment,
+    find_compiler,
+    link_flags,
+    required_features,
+)
+from polydyn.build.features import architecture, available_cores, machine_features
 from polydyn.clock import section, timed, unit_compiled
 from polydyn.errors import BuildError
 from polydyn.logs import note, progress
 
+__all__ = [
+    "GENERATOR", "TARGETS", "Building", "Compiler", "Library", "architecture_of", "build_library", "compile_flags",
+    "find_compiler", "required_features", "why_elsewhere",
+]  # fmt: skip
+
 GENERATOR = "1"
 """Part of every cache key. Increase it when old objects must not be reused for the same text."""
 
-FLAGS = (
-    "-std=gnu11", "-ffp-contract=fast", "-fno-math-errno", "-fno-trapping-math", "-fPIC", "-fvisibility=hidden",
-    "-Werror=implicit-function-declaration", "-Werror=incompatible-pointer-types", "-Werror=int-conversion",
-)  # fmt: skip
-"""No fast-math: NaN, infinities and the order of operations are kept. What gcc 14 rejects is an error with each gcc."""
-
-OPTIMISATION = {
-    "clang": ("-O2",),
-    "gcc": (
-        "-O1", "-fexpensive-optimizations", "-fstrict-aliasing", "-fcaller-saves", "-fcode-hoisting", "-fcrossjumping",
-        "-fno-thread-jumps", "-fira-region=one", "--param=avoid-fma-max-bits=0",
-    ),
-}  # fmt: skip
-"""Compiler -> its flags for speed.
-
-gcc gets the passes of -O2 that make kernels faster, and none that only take time: two thirds of the time of -O2, the
-same bits, kernels within 2 % (docs/cpu.md 6). ``-fexpensive-optimizations`` forms fused multiply-adds. Without
-``-fcaller-saves`` every vector of a function that calls another one lives in memory: products in 16 registers take 1.2
-times as long.
-Jump threading through the tests for partial tiles duplicates whole loops. One region for the register allocator takes a
-tenth less time for equally fast code.
-
-When gcc tunes for Zen, it multiplies and adds in two instructions where a loop has one sum, and fuses them where it has
-several. Without ``avoid-fma-max-bits=0`` the last bits depend on the text around a sum.
-"""
-
-UNIT_FLAGS = {"host.c": ("-Og",), "setup.c": ("-Og",), "host_steps.c": ("-O2",)}
-"""Name of a unit -> its flags for speed instead of ``OPTIMISATION``.
-
-The host program is straight-line arithmetic on sizes, and ``setup.c`` checks and remembers sizes. -Og compiles them in
-half the time of -O1, to calls as short. Kernels contain vectors, so ``OPTIMISATION`` does not vectorize loops.
-``host_steps.c`` needs vectors: suppression takes 4 to 8 times as long without.
-"""
-
-X86_FLAGS = ("-mprefer-vector-width=512",)
-
-LINK_FLAGS = ("-shared", "-Wl,--build-id=none", "-Wl,-z,defs", "-lm", "-lpthread")
-
 POLL_SECONDS = 0.005
 """Seconds between two polls of running compilers, where the system cannot wait for one of several processes."""
-
-TARGETS = {
-    "cpu": ("-march=native",),
-    "cpu:baseline": (),
-    "cpu:avx2": ("-march=x86-64-v3",),
-    "cpu:avx512": ("-march=x86-64-v4",),
-    "cpu:amx": ("-march=sapphirerapids",),
-    "cpu:amx-emulated": ("-march=x86-64-v4", "-DPD_AMX_EMULATED"),
-    "cpu:neon": ("-march=armv8-a",),
-}
-"""Target name -> the flags that choose the instruction set."""
-
-ARCHITECTURES = {
-    **dict.fromkeys(("cpu:avx2", "cpu:avx512", "cpu:amx", "cpu:amx-emulated"), "x86_64"), "cpu:neon": "aarch64"
-}  # fmt: skip
-"""Target name -> the architecture of its code. Code for other targets has the architecture of this machine."""
-
-
-@dataclass(frozen=True)
-class Compiler:
-    """A C compiler: its command and its version line (part of cache keys)."""
-
-    command: tuple[str, ...]
-    version: str
 
 
 @dataclass(frozen=True)
@@ -109,65 +60,6 @@ class Library:
         return library_file(self.data)
 
 
-def find_compiler() -> Compiler:
-    """Return ``$CC``, else gcc, clang or cc on the path. BuildError: none of them runs."""
-    return _find(os.environ.get("CC", ""), os.environ.get("PATH", ""))
-
-
-@lru_cache(maxsize=8)
-def _find(cc: str, path: str) -> Compiler:
-    try:
-        candidates = [tuple(shlex.split(cc))] if cc.strip() else [("gcc",), ("clang",), ("cc",)]
-    except ValueError as e:
-        raise BuildError(f"CC is not a command: {cc!r} ({e})", remedy="set CC to the compiler's command") from e
-    for command in candidates:
-        version = _version(command) if shutil.which(command[0], path=path) else ""
-        if version:
-            return Compiler(command, version)
-    raise BuildError(
-        f"no C compiler found: tried {', '.join(c[0] for c in candidates)}",
-        remedy="install gcc (or clang), or set CC to the compiler's command; running a saved program needs none",
-    )
-
-
-def _version(command: tuple[str, ...]) -> str:
-    """Return the first line of a compiler's version text; empty if the compiler does not run."""
-    try:
-        process = subprocess.run([*command, "--version"], capture_output=True, text=True)
-    except OSError:
-        return ""
-    return process.stdout.partition("\n")[0] if process.returncode == 0 else ""
-
-
-def compile_flags(compiler: Compiler, target: str, unit: str = "") -> tuple[str, ...]:
-    """Return all flags of a compiler for a target name and a unit. BuildError: unknown target."""
-    kind = "clang" if "clang" in compiler.version else "gcc"
-    return (*FLAGS, *UNIT_FLAGS.get(unit, OPTIMISATION[kind]), *target_flags(target))
-
-
-def architecture_of(target: str) -> str:
-    """Return the architecture that code for a target runs on. For a CUDA target: that of the host."""
-    return ARCHITECTURES.get(target, architecture())
-
-
-def target_flags(target: str) -> tuple[str, ...]:
-    """Return the instruction-set flags of a target name. BuildError: unknown target."""
-    if target not in TARGETS:
-        raise BuildError(f"unknown target {target!r}", remedy=f"choose one of {', '.join(TARGETS)}")
-    return (*(X86_FLAGS if architecture_of(target) == "x86_64" else ()), *TARGETS[target])
-
-
-@lru_cache(maxsize=8)
-def required_features(compiler: Compiler, target: str) -> tuple[str, ...]:
-    """Return the processor features that code for the target may use, according to the compiler's macros."""
-    command = [*compiler.command, *target_flags(target), "-dM", "-E", "-x", "c", os.devnull]
-    process = subprocess.run(command, capture_output=True, text=True)
-    if process.returncode:
-        raise BuildError(f"{shlex.join(command)} failed:\n{process.stderr[-2000:]}", remedy="try another target or CC")
-    defined = {words[1] for line in process.stdout.splitlines() if len(words := line.split()) >= 2}
-    return tuple(sorted(name for macro, name in MACROS.items() if macro in defined))
-
-
 def why_elsewhere(target: str) -> str:
     """Return the reason why code for a target does not run on this machine; "" if it does. BuildError: see
     ``required_features``."""
@@ -176,7 +68,7 @@ def why_elsewhere(target: str) -> str:
         return f"target {target} is for {architecture_of(target)}, this is {architecture()}"
     if not target.startswith("cpu:") or target not in TARGETS or not here:
         return ""
-    missing = [f for f in required_features(find_compiler(), target) if f not in here]
+    missing = [f for f in required_features(find_compiler(target), target) if f not in here]
     return f"target {target} uses processor features that are missing here: {', '.join(missing)}" if missing else ""
 
 
@@ -191,12 +83,11 @@ class Building:
 
     def __init__(self, headers: Mapping[str, str], target: str = "cpu") -> None:
         """``headers``: file name -> C text."""
-        self._compiler, self._headers = find_compiler(), headers
+        self._compiler, self._headers = find_compiler(target), headers
         self._target = target
         self._features = required_features(self._compiler, target)
         machine = digest(*self._features)  # the meaning of -march=native depends on the machine
-        command = (*self._compiler.command, self._compiler.version)
-        self._common = digest(GENERATOR, *command, machine, *_flat(headers))
+        self._common = digest(GENERATOR, *self._compiler.identity, machine, *_flat(headers))
         self._cache = FileCache("objects")
         self._keys: dict[str, str] = {}
         self._waiting: list[str] = []
@@ -247,7 +138,7 @@ class Building:
         """Return the library of these units, whether they were requested before or not."""
         for name in self._keys.keys() - units.keys():
             self._stop(name)
-        link_key = digest(self._common, *LINK_FLAGS, *map(self._key, units.keys(), units.values()))
+        link_key = digest(self._common, *link_flags(self._compiler), *map(self._key, units.keys(), units.values()))
         library = self._cache.get(link_key)
         if library is None:
             self.request(units)
@@ -282,7 +173,7 @@ class Building:
             command = [*self._compiler.command, *self._flags(name), "-c", name, "-o", _object(Path(), name).name]
             with (self._work / f"{name}.log").open("w") as log:  # new session, so that child processes are stopped too
                 self._running[name] = subprocess.Popen(
-                    command, cwd=self._work, env=_environment(self._work), stdout=log, stderr=log, text=True,
+                    command, cwd=self._work, env=environment(self._work), stdout=log, stderr=log, text=True,
                     start_new_session=True,
                 )  # fmt: skip
         return bool(done)
@@ -354,11 +245,6 @@ def _flat(files: Mapping[str, str]) -> list[str]:
     return [part for name, text in sorted(files.items()) for part in (name, text)]
 
 
-def _environment(work: Path) -> dict[str, str]:
-    """Return the environment of a compiler, which makes it put temporary files into a folder that is removed."""
-    return {**os.environ, "TMPDIR": str(work)}
-
-
 def _compile_error(compiler: Compiler, name: str, work: Path) -> BuildError:
     """Return the error for a unit that does not compile, with the compiler's output from the first error on."""
     lines = (work / f"{name}.log").read_text(errors="replace").splitlines()
@@ -367,14 +253,14 @@ def _compile_error(compiler: Compiler, name: str, work: Path) -> BuildError:
     text = "\n".join([*before, *lines[errors[0] if errors else 0 :]])
     return BuildError(
         f"{shlex.join(compiler.command)} failed to compile {name}:\n{text[:4000]}",
-        remedy="this is a bug in the generated code, or the compiler is too old (gcc >= 9, clang >= 10)",
+        remedy="this is a bug in the generated code, or the compiler is too old (gcc >= 9, clang >= 12)",
     )
 
 
 @timed("linking")
 def _link(compiler: Compiler, objects: Sequence[str], work: Path) -> bytes:
-    command = [*compiler.command, *objects, *LINK_FLAGS, "-o", "lib.so"]
-    process = subprocess.run(command, cwd=work, env=_environment(work), capture_output=True, text=True)
+    command = [*compiler.command, *objects, *link_flags(compiler), "-o", "lib.so"]
+    process = subprocess.run(command, cwd=work, env=environment(work), capture_output=True, text=True)
     if process.returncode or not (work / "lib.so").exists():
         raise BuildError(
             f"{shlex.join(compiler.command)} could not link:\n{process.stderr[:4000]}",

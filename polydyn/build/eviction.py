@@ -20,6 +20,7 @@ from pathlib import Path
 from polydyn.errors import BuildError
 
 KINDS = {
+    "compilers": "the flags that a C compiler understands",
     "objects": "compiled C, and the libraries linked from it",
     "lib": "libraries of programs, as they are loaded",
     "cuda": "compiled CUDA, with the output of ptxas",

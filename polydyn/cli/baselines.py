@@ -16,11 +16,11 @@ Call = Callable[[Mapping[str, Any]], Mapping[str, Any]]
 
 @dataclass(frozen=True)
 class Source:
-    """One model for every runtime: its ONNX file, ``module`` for torch (written by ``torch.export.save``, or None), the
-    names of its inputs and outputs in order, and threads per call.
+    """One model for every runtime: its ONNX file (or its bytes), ``module`` for torch (written by
+    ``torch.export.save``, or None), the names of its inputs and outputs in order, and threads per call.
     """
 
-    model: str
+    model: str | bytes
     module: Path | None
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]

@@ -14,7 +14,7 @@ import click
 from polydyn.cli.group import main
 from polydyn.cli.machine import DIFFERENT, SHAPES, CompileSettings, as_json, of_machine
 from polydyn.cli.output import answer
-from polydyn.cli.timing import PERCENTILES, Plan, Times, measured, shape_text
+from polydyn.cli.timing import PERCENTILES, Plan, Times, allowed_error, largest_error, measured, shape_text
 from polydyn.errors import InputError
 
 if TYPE_CHECKING:
@@ -107,7 +107,7 @@ def bench(
         f"{program.threads} threads per call, {concurrency} caller{'s' * (concurrency > 1)}, "
         f"{min(row['calls'] for row in rows)} alternating calls per runtime and shape",
     )  # fmt: skip
-    sys.exit(DIFFERENT if worst > _limit(program) else 0)
+    sys.exit(DIFFERENT if worst > allowed_error(program) else 0)
 
 
 def _checked(model: str, against: str, plot: Path | None) -> list[str]:
@@ -145,7 +145,7 @@ def _row(
         "calls_per_second": {n: t.throughput for n, t in times.items()},
         "spread": times["polydyn"].spread,
         "spreads": {n: t.spread for n, t in times.items()},
-        "error": {n: _error(results["polydyn"], r) for n, r in results.items() if n != "polydyn"},
+        "error": {n: largest_error(results["polydyn"], r) for n, r in results.items() if n != "polydyn"},
     }
 
 
@@ -178,13 +178,6 @@ def _write_csv(path: Path, lines: Sequence[Mapping[str, Any]]) -> None:
         write_atomically(path, text.getvalue().encode())
 
 
-def _limit(program: Program) -> float:
-    """Return the allowed difference of results of whole programs: a few units in the last place for 16-bit types."""
-    from polydyn.verification import TOLERANCE, UNITS
-
-    return max(TOLERANCE, *(8 * UNITS.get(o["dtype"], 0.0) for o in program.manifest["outputs"]))
-
-
 def _draw(path: Path, model: str, rows: list[dict[str, Any]]) -> None:
     """Plot the times over the dim that varies, or over the shapes as categories if several or none do.
 
@@ -198,14 +191,3 @@ def _draw(path: Path, model: str, rows: list[dict[str, Any]]) -> None:
     series = {n: {x: r["ms"][n] / 1e3 for x, r in zip(xs, rows, strict=True)} for n in rows[0]["ms"]}
     names = [] if numeric else [shape_text(r["shape"]) for r in rows]
     lines(series, dims[0] if numeric else "", "s", f"{model}: seconds of a call", names=names).save(path)
-
-
-def _error(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> float:
-    """Return the maximum error of all outputs; infinite if their shapes differ."""
-    from polydyn.verification import TOLERANCE
-    from polydyn.verification import compare as compare_arrays
-
-    return max(
-        compare_arrays(n, ours[n], theirs[n], TOLERANCE).error if ours[n].shape == theirs[n].shape else float("inf")
-        for n in ours
-    )

@@ -17,6 +17,7 @@ from polydyn.program_key import sources_changed
 
 REQUIRED_PACKAGES = ("numpy", "islpy", "onnx", "click", "rich")
 EXTRAS = {
+    "compiler": ("ziglang",),
     "fallback": ("onnxruntime",),
     "explore": ("sympy", "networkx", "ipywidgets"),
     "generate": ("tokenizers",),
@@ -75,7 +76,8 @@ def _compiler() -> Finding:
         features = required_features(compiler, "cpu")
     except PolydynError as e:
         return Finding("compiler", str(e), ok=False)
-    return Finding("compiler", f"{' '.join(compiler.command)}: {compiler.version}, uses {len(features)} features")
+    text = f"{' '.join(compiler.command)}: {compiler.version}, {compiler.why}; uses {len(features)} features"
+    return Finding("compiler", text)
 
 
 def _cache() -> Finding:

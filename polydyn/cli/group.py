@@ -40,12 +40,14 @@ COMMANDS = {
     "run": ("programs", "Run a program or a model once."),
     "to-half": ("quantize", "Store MODEL in 16-bit floats."),
     "trace": ("compare", "Record when each thread worked on which launch."),
+    "try": ("trying", "Say whether MODEL is right and faster here."),
     "tune": ("tune", "Search the fastest tiles on this machine."),
     "verify": ("compare", "Compare a program with a reference."),
 }
 """Maps a command to its module in this folder and its line in ``polydyn --help``."""
 EXAMPLES = """\b
 Examples:
+  polydyn try bert.onnx -o report.html
   polydyn compile bert.onnx -o bert.polydyn --dim B=1:64
   polydyn run bert.polydyn --shape B=4,L=61
   polydyn explain bert.polydyn --shape B=4,L=61 --html page.html

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import functools
+import os
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -20,6 +21,8 @@ from polydyn.schedules.handmade.document import read_schedules
 from polydyn.shapes.sizes import Sizes
 
 if TYPE_CHECKING:
+    from onnx import ModelProto
+
     from polydyn.graph.importer import ModelLike
     from polydyn.logs import Report
     from polydyn.runtime.artifact import Artifact
@@ -103,7 +106,7 @@ class CompileSettings:
         from polydyn.cli.progress import compiling
 
         with compiling(f"compiling {Path(model).name}") as report:
-            return self.compile_model(model, report)
+            return self.compile_model(model_of(model), report)
 
     def compile_model(self, model: ModelLike, report: Report | None = None) -> Program:
         """Compile a model."""
@@ -125,7 +128,7 @@ class CompileSettings:
         from polydyn.logs import reporting
 
         with compiling(f"compiling {Path(model).name} for {self.target}") as report, reporting(report):
-            return compile_to(output, model, threads=self.threads, **self.arguments)[0]
+            return compile_to(output, model_of(model), threads=self.threads, **self.arguments)[0]
 
     def open(self, path: str) -> Program:
         """Open an artifact, or compile a model (fast if the cache has its program).
@@ -147,6 +150,15 @@ class CompileSettings:
                 remedy="leave them out, or give the model",
             )
         return program
+
+
+def model_of(path: str) -> str | ModelProto:
+    """Return what is compiled for a path: the path, or the model of a folder of Hugging Face's transformers."""
+    if not os.path.isdir(path):
+        return path
+    from polydyn.origins.pretrained import folder_model
+
+    return folder_model(path)
 
 
 def of_machine(f: Callable[..., Any]) -> Callable[..., Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import resource
 import sys
 import time
@@ -23,12 +24,16 @@ if TYPE_CHECKING:
 
 @main.command("compile")
 @click.argument("model")
-@click.option("-o", "--output", required=True, help="The artifact to write.")
+@click.option("-o", "--output", help="The artifact to write; by default MODEL.polydyn in this folder.")
 @click.option("--timing", is_flag=True, help="Show where the time goes. A stored program only opens; see --no-cache.")
 @as_json
 @of_machine
-def compile_(model: str, output: str, timing: bool, as_json: bool, settings: CompileSettings) -> None:
-    """Compile MODEL into an artifact, which runs without a compiler."""
+def compile_(model: str, output: str | None, timing: bool, as_json: bool, settings: CompileSettings) -> None:
+    """Compile MODEL into an artifact, which runs without a compiler.
+
+    MODEL is an ONNX file, or a folder that Hugging Face's transformers wrote.
+    """
+    output = output or default_output(model)
     start = time.perf_counter()
     if settings.foreign:
         from polydyn.build.features import architecture
@@ -57,6 +62,12 @@ def compile_(model: str, output: str, timing: bool, as_json: bool, settings: Com
         f"{made}, peak memory {peak:.0f} MB",
         f"{output}: {size / 1e6:.1f} MB",
     )  # fmt: skip
+
+
+def default_output(model: str) -> str:
+    """Return the name of a model's artifact: the file's without its ending, or the folder's."""
+    path = Path(os.path.abspath(model))
+    return f"{path.name if path.is_dir() else path.stem}.polydyn"
 
 
 @main.command()

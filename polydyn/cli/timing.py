@@ -1,4 +1,4 @@
-"""Timing of whole calls, for ``polydyn bench`` and ``polydyn compare``: rounds in which runtimes alternate."""
+"""Timing of whole calls, for ``polydyn bench``, ``compare`` and ``try``: rounds in which runtimes alternate."""
 
 from __future__ import annotations
 
@@ -121,3 +121,21 @@ def _turn(call: Callable[[Mapping[str, Any]], Any], feeds: Mapping[str, Any], co
 def shape_text(shape: Mapping[str, int]) -> str:
     """Return a shape as ``B=1,L=8``."""
     return ",".join(f"{n}={v}" for n, v in shape.items())
+
+
+def allowed_error(program: Program) -> float:
+    """Return the allowed difference of results of whole programs: a few units in the last place for 16-bit types."""
+    from polydyn.verification import TOLERANCE, UNITS
+
+    return max(TOLERANCE, *(8 * UNITS.get(o["dtype"], 0.0) for o in program.manifest["outputs"]))
+
+
+def largest_error(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> float:
+    """Return the maximum error of all outputs; infinite if their shapes differ."""
+    from polydyn.verification import TOLERANCE
+    from polydyn.verification import compare as compare_arrays
+
+    return max(
+        compare_arrays(n, ours[n], theirs[n], TOLERANCE).error if ours[n].shape == theirs[n].shape else float("inf")
+        for n in ours
+    )

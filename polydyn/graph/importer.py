@@ -236,6 +236,14 @@ def renamed(graph: ImportedGraph, names: Mapping[str, str]) -> ImportedGraph:
     )  # fmt: skip
 
 
+def remedy_of(model: object) -> str:
+    """Return what to do with an object that is no ONNX model."""
+    bases = {f"{c.__module__}.{c.__qualname__}" for c in type(model).__mro__}
+    if bases & {"torch.nn.modules.module.Module", "torch.export.exported_program.ExportedProgram"}:
+        return "polydyn.from_torch(module, args) compiles it"
+    return "give a path, bytes or an onnx.ModelProto"
+
+
 def _parse(model: ModelLike) -> tuple[onnx.ModelProto, Path | None, str]:
     """Return the protobuf, the folder of its data files, and the model's name for errors."""
     if isinstance(model, onnx.ModelProto):
@@ -250,12 +258,12 @@ def _parse(model: ModelLike) -> tuple[onnx.ModelProto, Path | None, str]:
             data, folder, subject = path.read_bytes(), path.resolve().parent, str(path)
         except (OSError, ValueError) as e:  # ValueError: a path with a NUL
             why = getattr(e, "strerror", None) or e
+            if isinstance(e, IsADirectoryError):
+                raise ModelError(f"{path} is a directory", remedy="polydyn.from_pretrained(folder) compiles it") from e
             kind = MissingModelError if isinstance(e, FileNotFoundError) else ModelError
             raise kind(f"cannot read {path}: {why}", remedy="give the path of an .onnx file") from e
     else:
-        raise ModelError(
-            f"a {type(model).__name__} is not a model", remedy="give a path, bytes or an onnx.ModelProto",
-        )  # fmt: skip
+        raise ModelError(f"a {type(model).__name__} is not a model", remedy=remedy_of(model))
     proto = onnx.ModelProto()
     try:
         proto.ParseFromString(data)

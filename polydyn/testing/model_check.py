@@ -15,7 +15,7 @@ import onnx
 
 import polydyn.compiler as compiler
 from polydyn.backends import launches, target_of
-from polydyn.build import compiler as build
+from polydyn.build import compilers as build
 from polydyn.compiler import compile_artifact
 from polydyn.errors import InputError, PolydynError, ShapeError, UnsupportedError
 from polydyn.graph.expand import import_parts

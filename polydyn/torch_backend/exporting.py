@@ -63,6 +63,28 @@ def export(module: fx.GraphModule, tensors: Sequence[torch.Tensor], symbols: Seq
         raise _refusal(e) from e
 
 
+def exported_model(traced: Any, opset: int) -> Any:
+    """Return the ONNX model of an exported program. UnsupportedError: torch cannot export it."""
+    with exporting(), torch.no_grad():
+        decomposed = traced.run_decompositions(table())
+        made = torch.onnx.export(decomposed, (), dynamo=True, verbose=False, opset_version=opset, optimize=False)
+        assert made is not None
+        _fold(made.model)
+        return made.model_proto
+
+
+@contextlib.contextmanager
+def exporting() -> Iterator[None]:
+    """Convert errors of torch's exporter to UnsupportedError; suppress what it prints."""
+    try:
+        with _quiet():
+            yield
+    except PolydynError:
+        raise
+    except Exception as e:  # the exporter's errors have no common base class
+        raise _refusal(e) from e
+
+
 def _trace(module: torch.nn.Module, tensors: Sequence[torch.Tensor], symbols: Sequence[Mapping[int, str]]) -> Any:
     dims = {s: torch.export.Dim(s) for found in symbols for s in found.values() if s.isidentifier()}
     named = tuple({axis: dims.get(s, torch.export.Dim.AUTO) for axis, s in found.items()} for found in symbols)

@@ -17,6 +17,7 @@ import polydyn
 from polydyn.cli import main
 from polydyn.cli.doctor import EXTRAS, REQUIRED_PACKAGES
 from polydyn.cli.group import COMMANDS, was_interrupted
+from polydyn.errors import BuildError
 from polydyn.measure import TRIALS
 from polydyn.runtime.explain import text_table
 from polydyn.verification import TOLERANCE
@@ -99,6 +100,19 @@ def test_ctrl_c_ends_a_command_with_130(error: BaseException, monkeypatch: pytes
     monkeypatch.setitem(main.commands, "cache", click.Command("cache", callback=interrupted))
     done = call("cache")
     assert done.exit_code == 130 and done.output == "interrupted\n"
+
+
+def test_errors_that_are_each_others_origins_are_printed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An error that is raised again gets the context of its new place, and may be the cause of that context."""
+    first, second = BuildError("first"), BuildError("second")
+    first.__context__, second.__cause__ = second, first
+    monkeypatch.setitem(main.commands, "cache", click.Command("cache", callback=lambda: _raise(second)))
+    done = call("cache")
+    assert done.exit_code == 1 and "error (BuildError): second" in done.output
+
+
+def _raise(error: BaseException) -> None:
+    raise error
 
 
 def test_a_name_of_a_pass_may_be_misspelt(relu: Path) -> None:

@@ -130,7 +130,7 @@ def test_switching(scope: dict[str, Any]) -> None:
 @pytest.mark.filterwarnings("default")  # torch warns about its own plans
 def test_torch(scope: dict[str, Any]) -> None:
     torch = pytest.importorskip("torch")
-    (text,) = blocks("docs/torch.md")
+    text, _ = blocks("docs/torch.md")
 
     class Model(torch.nn.Module):  # type: ignore[name-defined,misc]
         def forward(self, input_ids: Any, attention_mask: Any) -> Any:
@@ -140,3 +140,24 @@ def test_torch(scope: dict[str, Any]) -> None:
     exec(compile(text, "docs/torch.md", "exec"), scope)
     with torch.inference_mode():
         assert torch.allclose(scope["model"](scope["ids"], scope["mask"]), torch.full((2, 7), 1 / 7))
+
+
+@pytest.mark.slow
+def test_torch_ahead(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second block: a module, an exported program and a folder."""
+    torch = pytest.importorskip("torch")
+    pytest.importorskip("onnxscript")
+    _, text = blocks("docs/torch.md")
+
+    class Masked(torch.nn.Module):  # type: ignore[name-defined,misc]
+        def forward(self, x: Any, mask: Any) -> Any:
+            return x * mask[:, :, None]
+
+    monkeypatch.chdir(tmp_path)
+    scope = {"polydyn": polydyn, "torch": torch, "module": Masked(), "x": torch.ones(2, 5, 3), "mask": torch.ones(2, 5)}
+    torch.export.save(torch.export.export(scope["module"], (scope["x"], scope["mask"])), "model.pt2")
+    (tmp_path / "bert-folder").mkdir()
+    relu = model([node("Relu", "x", "y")], {"x": ("float32", ["batch"])}, ["y"])
+    onnx.save(relu, str(tmp_path / "bert-folder" / "model.onnx"))
+    exec(compile(text, "docs/torch.md", "exec"), scope)
+    assert scope["program"].inputs == {"x": "float32[batch]"}

@@ -1,10 +1,11 @@
-"""Programs for arm64 (NEON), cross-compiled and executed by qemu: ``make arm-test``.
+"""Programs for arm64 (NEON), cross-compiled by gcc or zig and executed by qemu: ``make arm-test``.
 
 Only the code is tested: under qemu, memory ordering between threads is this processor's.
 """
 
 from __future__ import annotations
 
+import shlex
 import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -15,13 +16,14 @@ import pytest
 from click.testing import CliRunner
 
 import polydyn
+from polydyn.build.compilers import wheel_command
 from polydyn.build.features import architecture
 from polydyn.cli import main
 from polydyn.compiler import compile_artifact, plan_graph
 from polydyn.errors import ArtifactError, UnsupportedError
 from polydyn.graph.reference import evaluate
 from polydyn.program.assemble import build_artifact
-from polydyn.runtime.artifact import write_artifact
+from polydyn.runtime.artifact import read_artifact, write_artifact
 from polydyn.testing.accuracy import TOLERANCE, error, reference
 from polydyn.testing.fuzz import difference
 from polydyn.testing.inputs import feeds, shapes
@@ -33,6 +35,8 @@ from tests.support.paths import DATA
 from tests.support.stored import load, path_of
 
 CROSS, QEMU, SYSROOT = "aarch64-linux-gnu-gcc", "qemu-aarch64", "/usr/aarch64-linux-gnu"
+ZIG = shlex.join([*wheel_command(), "-target", "aarch64-linux-gnu"]) if wheel_command() else ""
+"""zig of the Python package; it brings the C library to link with, and qemu the one to run with."""
 TARGET = "cpu:neon"
 pytestmark = [
     pytest.mark.slow,
@@ -42,15 +46,23 @@ pytestmark = [
 Feeds = Mapping[str, np.ndarray[Any, Any]]
 
 
+@pytest.fixture(scope="module", params=["gcc", "zig"])
+def compiler(request: pytest.FixtureRequest) -> str:
+    """Return the command of a cross compiler."""
+    if request.param == "zig" and not ZIG:
+        pytest.skip("the Python package ziglang is not installed")
+    return CROSS if request.param == "gcc" else ZIG
+
+
 @pytest.fixture(autouse=True)
-def cross(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("CC", CROSS)
+def cross(monkeypatch: pytest.MonkeyPatch, compiler: str) -> None:
+    monkeypatch.setenv("CC", compiler)
 
 
 @pytest.fixture(scope="module")
-def runner(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def runner(tmp_path_factory: pytest.TempPathFactory, compiler: str) -> Path:
     """Build tests/c/run_stdin.c for arm64."""
-    return build([CROSS], tmp_path_factory.mktemp("arm"))
+    return build(shlex.split(compiler), tmp_path_factory.mktemp("arm"))
 
 
 def call(runner: Path, artifact: Path, calls: Sequence[Feeds], threads: int = 2) -> list[dict[str, Any]]:
@@ -116,3 +128,15 @@ def test_a_program_for_another_architecture_is_not_opened_here(tmp_path: Path) -
     with pytest.raises(ArtifactError, match="was made for aarch64"):
         polydyn.load(saved)
     assert CliRunner().invoke(main, ["extract", str(saved), "-o", str(tmp_path / "c")]).exit_code == 0
+
+
+def test_a_program_for_musl_is_linked_with_musl(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is not executed: Debian has no C library of musl for arm64."""
+    if not ZIG:
+        pytest.skip("the Python package ziglang is not installed")
+    monkeypatch.setenv("CC", ZIG.replace("linux-gnu", "linux-musl"))
+    library = read_artifact(
+        compiled(str(DATA / "resnet_tiny.onnx"), tmp_path / "m.polydyn"), check_machine=False
+    ).library
+    assert library[:4] == b"\x7fELF" and int.from_bytes(library[18:20], "little") == 183
+    assert b"GLIBC_" not in library and b"libc.so\0" in library

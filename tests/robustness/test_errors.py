@@ -213,7 +213,8 @@ def script(path: Path, text: str) -> str:
 def no_compiler(tmp_path: Path, patch: pytest.MonkeyPatch) -> str:
     patch.delenv("CC", raising=False)
     patch.setenv("PATH", str(tmp_path))
-    return r"(?s)no C compiler found: tried gcc, clang, cc.*install gcc"
+    patch.setattr("polydyn.build.compilers.wheel_command", tuple)
+    return r"(?s)no C compiler found: tried gcc, clang, cc, zig.*install gcc"
 
 
 def nonsense(tmp_path: Path, patch: pytest.MonkeyPatch) -> str:

@@ -19,7 +19,7 @@
         const type *p = data;                                                                                         \
         for (int64_t i = first; i < count; i += step)                                                                 \
             if (high <= 0 || p[i] >= (uint64_t)high || (low > 0 && p[i] < (uint64_t)low)) {                              \
-                *found = p[i] > INT64_MAX ? INT64_MAX : (int64_t)p[i];                                                \
+                *found = (uint64_t)p[i] > INT64_MAX ? INT64_MAX : (int64_t)p[i];                                      \
                 return i;                                                                                             \
             }                                                                                                         \
         return -1;                                                                                                    \

@@ -25,7 +25,7 @@ STAGES = ["group", "laws", "solution", "tree", "proof"]
 """The folders of ``schedules/``: each may import itself and the folders before it."""
 TOP = {
     "compiler", "checked", "cli", "extend", "generation", "explore", "backend",
-    "program_cache", "program_key", "program_store", "quantization", "quick_child", "quick_start",
+    "program_cache", "program_key", "program_store", "quantization", "quick_child", "quick_start", "origins",
     "session", "ort", "jobs", "torch_backend", "testing", "verification", "__init__", "__main__",
 }  # fmt: skip
 AFTER_IMPORT = [
