@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from polydyn.schedules.names import given_back
+
+_E = TypeVar("_E", bound="PolydynError")
 
 
 class PolydynError(Exception):
@@ -17,6 +19,14 @@ class PolydynError(Exception):
     """
 
     origins: tuple[str, ...] = ()
+
+    def __new__(cls: type[_E], *args: object, **places: object) -> _E:
+        """Make an error of a class that is also one of Python's: those do not make each other's instances."""
+        base: Any = cls
+        while base.__module__ != "builtins":
+            base = base.__base__
+        made: _E = base.__new__(cls, *args)
+        return made
 
     def __init__(
         self,
@@ -32,7 +42,9 @@ class PolydynError(Exception):
         places = {k: None if v is None else given_back(str(v)) for k, v in said.items()}  # bytes: text that is damaged
         self.node, self.tensor, self.dim, self.rule, self.remedy = places.values()
         self.message = given_back(message)
-        super().__init__("\n".join([self.message, *(f"  {k}: {v}" for k, v in places.items() if v is not None)]))
+        text = "\n".join([self.message, *(f"  {k}: {v}" for k, v in places.items() if v is not None)])
+        super().__init__(text)
+        self.args = (text,)  # OSError keeps what ``__new__`` got
 
     def __str__(self) -> str:  # errors that are KeyErrors too would put the message in quotes
         return str(self.args[0]) if self.args else ""

@@ -93,10 +93,12 @@ def is_reduced(graph: Graph, n: Compute, x: Load, rows: Rows) -> bool:
 def reads_whole_rows(graph: Graph, n: Compute, x: Load, rows: Rows) -> bool:
     """Check whether the iterators that subscript a tensor inside its row run over the whole row.
 
-    Every size is a separate parameter of a kernel, so no kernel can state that one size is a part of another.
+    Every size is a separate parameter of a kernel, so no kernel can state that one size is a part of another. Rows that
+    are read from their second element on are a part too.
     """
     extents = {dim_name(a): e for a, e in enumerate(graph.tensors[n.output].shape)}
     extents |= {reduction_name(j): e for j, e in enumerate(n.reduction)}
     shape = graph.tensors[x.buffer].shape
-    at = [(str(x.index[a]), shape[a]) for a in rest_of(graph, x.buffer, rows)]
-    return all(extents.get(i, e) == e for i, e in at)
+    at = [(x.index[a], shape[a]) for a in rest_of(graph, x.buffer, rows)]
+    shifted = any((i - v).constant and extents[v].constant is None for i, _ in at for v in i.symbols() & extents.keys())
+    return not shifted and all(extents.get(str(i), e) == e for i, e in at)

@@ -20,12 +20,11 @@ REJECTION, USAGE = 1, 2
 # Arguments, separated by blanks, then the exit code and the error text. {x} is a file that the fixture makes.
 WRONG = {
     "no such model": ("compile {no} -o {out}", REJECTION, "cannot read"),
-    "a folder as a model": ("compile {folder} -o {out}", REJECTION, "cannot read"),
+    "a folder as a model": ("compile {folder} -o {out}", REJECTION, "has neither config.json nor an ONNX file"),
     "no protobuf": ("compile {text} -o {out}", REJECTION, "not an ONNX protobuf"),
     "an empty file": ("compile {empty} -o {out}", REJECTION, "the model has no graph"),
     "an operator that is not there": ("compile {strange} -o {out}", REJECTION, "Frobnicate"),
     "no folder for the output": ("compile {relu} -o {folder}/none/out", REJECTION, "cannot write"),
-    "no output named": ("compile {relu}", USAGE, "Missing option '-o'"),
     "no such target": ("compile {relu} -o {out} --target cpu:z80", REJECTION, "z80"),
     "no such pass": ("compile {relu} -o {out} --without everything", USAGE, "everything"),
     "no such strategy": ("compile {relu} -o {out} --strategy luck", USAGE, "luck"),

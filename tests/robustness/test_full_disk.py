@@ -27,12 +27,15 @@ WRITING = {
     "dump of a program": ["dump", "{in}/m.polydyn", "-o", "{out}/dump"],
     "explain": ["explain", "{in}/m.polydyn", "--shape", "N=2", "--html", "{out}/e.html"],
     "extract": ["extract", "{in}/m.polydyn", "-o", "{out}"],
+    "quantize": ["quantize", "{in}/m.onnx", "-o", "{out}/q.onnx"],
     "records": ["records", "merge", "{out}/m.db", "{in}/r.db"],
     "run": ["run", "{in}/m.polydyn", "--shape", "N=2", "--output-dir", "{out}"],
+    "to-half": ["to-half", "{in}/m.onnx", "-o", "{out}/h.onnx"],
     "trace": ["trace", "{in}/m.polydyn", "--shape", "N=2", "-o", "{out}/t.json"],
+    "try": ["try", "{in}/m.onnx", "--shape", "N=2", "--rounds", "4", "-o", "{out}/t.html"],
     "tune": ["tune", "{in}/m.onnx", "--records", "{out}/r.db", "--trials", "1", "--threads", "1"],
 }
-WRITES_NO_FILE = {"cache", "compare", "completion", "doctor", "inspect", "profile", "verify", "minimise"}
+WRITES_NO_FILE = {"cache", "compare", "completion", "doctor", "generate", "inspect", "profile", "verify", "minimise"}
 """``minimise`` writes after minutes of search; it uses the function that ``explain`` uses."""
 
 
