@@ -52,7 +52,7 @@ BUILD_TIME = tuple(map(extent, (b("k"), p("k"), LANE)))
 """Sizes that are numbers when the kernel is built, for all its variants."""
 SHORT_PANEL = 1 << 14
 """Maximum elements of a panel of columns that two pieces of a tile read one after the other. With 12000 the pieces take
-as long as one tile. With 37000, as in BERT-base, 5, 9 and 11 rows take 1.1 to 1.3 times as long."""
+up to 1.08 times as long as one tile; with 37000, as in BERT-base, 5, 9 and 11 rows took 1.1 to 1.3 times as long."""
 V = Index.of
 
 
