@@ -355,6 +355,9 @@ class NestKernel(Variant):
         def f(n: ir.Node) -> ir.Node | ir.Body:
             if not (isinstance(n, ir.For) and n.var == "t"):
                 return n
+            vectors = vectorise_loop(n, self.target.width, CHAINS)
+            if not isinstance(vectors, Declined):
+                return vectors
             return self._in_whole_vectors(n) or self._vector(n)
 
         body = ir.rewrite(body, f)
@@ -364,14 +367,12 @@ class NestKernel(Variant):
         return live_part(self.schedule, "t", body)
 
     def _in_whole_vectors(self, n: ir.For) -> ir.Body | None:
-        """Vectorise a loop that needs to know that tiles begin with whole vectors; None if it does not, or cannot.
+        """Vectorise a loop by the fact that tiles begin with whole vectors; None if that is not known or not enough.
 
-        Subscripts divided by 2, 4 or 8, as in a resize to the nearest element, then read runs of elements.
+        Subscripts divided by 2, 4 or 8, as in a resize to the nearest element, read runs of elements then.
         """
         origin, vectors = self.schedule.map.origins["t"].symbol, "o_t_v"
         if self.size is not None or any(x % self.target.width for x in (MAP_TILE, REDUCE_TILE, *MAP_TILES)):
-            return None
-        if not isinstance(vectorise_loop(n, self.target.width, CHAINS), Declined):
             return None
         (whole,) = substitute((n,), {origin: V(vectors) * self.target.width})
         assert isinstance(whole, ir.For)

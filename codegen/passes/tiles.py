@@ -115,11 +115,12 @@ def pieces(rows: Sequence[int]) -> dict[int, tuple[int, ...]]:
 
 def in_pieces(rows: Sequence[int], first: Index, piece: Callable[[Index, int], Body]) -> dict[int, Body]:
     """Map each number of rows of a tile to its pieces. ``piece``: (its first row, its rows) -> its body."""
-    starts = {r: accumulate(sizes[:-1], initial=0) for r, sizes in pieces(rows).items()}
-    return {
-        r: tuple(n for at, size in zip(starts[r], sizes, strict=True) for n in piece(first + at, size))
-        for r, sizes in pieces(rows).items()
-    }
+
+    def body(sizes: Sequence[int]) -> Body:
+        starts = accumulate(sizes[:-1], initial=0)
+        return tuple(n for at, size in zip(starts, sizes, strict=True) for n in piece(first + at, size))
+
+    return {r: body(sizes) for r, sizes in pieces(rows).items()}
 
 
 def unswitch(body: Body) -> Body:
