@@ -1,13 +1,15 @@
 """Where the processor time of a first start goes: each model in a new process with an empty cache, medians of trials.
 
 usage: python -m benchmarks.starting MODEL.onnx ... [--trials 3] [--sizes MODEL:SYMBOL=MULTIPLE ...]
+       python -m benchmarks.starting --shipped FOLDER [PART OF A NAME ...] [--trials 3]
        python -m benchmarks.starting --short [--trials 9]
 
 Columns are processor seconds: ``all`` of the process and its compilers; ``import`` of packages; ``graph``: import of
 the model, fusion and lowering; ``proofs``: solving and proving; ``isl``: loops by isl; ``IR``: passes over the loop IR,
 their check and printing; ``kernels``, ``host.c``, ``run time``: gcc by kind of unit; ``rest``. ``again``: a second new
 process, which opens the stored program. ``lines``: lines of C of all kernels, and of the largest. Numbers need a quiet
-machine; results go to benchmarks/results/starting.json.
+machine; results go to benchmarks/results/starting.json. ``--shipped``: the models of ``benchmarks.shipped``, which are
+downloaded to FOLDER/models if they are not there; those that polydyn refuses are listed, and not counted.
 
 ``--short``: processor seconds of short processes, minimum and median of the trials, in alternating rounds: a saved
 program that runs once, a session of a cached program, ``polydyn --help`` and TABs. A row ``numpy`` is Python with
@@ -29,7 +31,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks import record
+from benchmarks import record, shipped
 
 PARTS = {
     "graph": ("import of the model", "lowering", "pass "),
@@ -162,6 +164,7 @@ def main() -> None:
     """See the module's docstring."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("models", nargs="*")
+    parser.add_argument("--shipped", type=Path, metavar="FOLDER")
     parser.add_argument("--trials", type=int, default=3)
     parser.add_argument("--short", action="store_true")
     parser.add_argument("--sizes", nargs="*", default=(), metavar="MODEL:SYMBOL=MULTIPLE")
@@ -170,16 +173,34 @@ def main() -> None:
         report_short(args.trials)
         return
     multiples, rows = _multiples(args.sizes), dict[str, Row]()
-    for path in args.models:
-        name = Path(path).stem
-        rows[name] = measure(path, multiples.get(name, {}), args.trials)
+    for name, path in _models(args.models, args.shipped):
+        try:
+            rows[name] = measure(path, multiples.get(name, {}), args.trials)
+        except subprocess.CalledProcessError as e:
+            print(f"{name[-40:]:<40} does not compile: {e.stderr.strip().splitlines()[-1][:200]}", flush=True)
+            continue
         if len(rows) == 1:
-            print(f"{'model':<24}" + "".join(f"{c:>9}" for c in rows[name]))
-        print(f"{name:<24}" + "".join(f"{t:9.2f}" if t < 100 else f"{t:9.0f}" for t in rows[name].values()), flush=True)
-    total = sum(r["all"] for r in rows.values())
-    mean = math.exp(statistics.fmean(math.log(r["all"]) for r in rows.values()))
-    print(f"{len(rows)} models: {total:.1f} s, geometric mean {mean:.1f} s")
-    print(f"written: {record.save('starting', models=rows, trials=args.trials).name}")
+            print(f"{'model':<40}" + "".join(f"{c:>9}" for c in rows[name]))
+        texts = [f"{t:9.2f}" if t < 100 else f"{t:9.0f}" for t in rows[name].values()]
+        print(f"{name[-40:]:<40}" + "".join(texts), flush=True)
+    for column in ("all", "again") if rows else ():
+        seconds = [r[column] for r in rows.values()]
+        print(f"{column}, {len(rows)} models: {sum(seconds):.1f} s, geometric mean {_mean(seconds):.2f}, ", end="")
+        print(f"largest {max(seconds):.2f}")
+    name = "starting_shipped" if args.shipped else "starting"
+    print(f"written: {record.save(name, models=rows, trials=args.trials).name}")
+
+
+def _models(paths: Sequence[str], folder: Path | None) -> list[tuple[str, str]]:
+    """Return name and path of each model: the given ones, or those of packages of which a given text is a part."""
+    if folder is None:
+        return [(Path(p).stem, p) for p in paths]
+    files = [copies[0] for copies in shipped.models(folder / "models", paths).values()]
+    return [(shipped.name_of(folder / "models", f), str(f)) for f in files]
+
+
+def _mean(seconds: Sequence[float]) -> float:
+    return math.exp(statistics.fmean(map(math.log, seconds)))
 
 
 if __name__ == "__main__":

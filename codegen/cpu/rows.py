@@ -24,13 +24,12 @@ from polydyn.codegen.cpu.emit import bound_names, emit, ranges
 from polydyn.codegen.cpu.streaming import CACHE, STREAM, STREAMS, moved_bytes, reading_order
 from polydyn.codegen.cpu.target import CpuTarget
 from polydyn.codegen.family import Family, Form, Rule, Variant, build, keep
-from polydyn.codegen.indices import substitute
 from polydyn.codegen.kernel import Kernel
 from polydyn.codegen.lower import Lowering, flat, scratch_bytes
 from polydyn.codegen.passes.announce import prefetch_for_write, without_announcements
 from polydyn.codegen.passes.jam import copy_of, jam
+from polydyn.codegen.passes.segments import vectorise
 from polydyn.codegen.passes.transpose import by_blocks, transpose_loads
-from polydyn.codegen.passes.vectorise import vectorise_loop
 from polydyn.codegen.places import Places
 from polydyn.schedules.errors import Declined
 from polydyn.schedules.expr import ITEMSIZE, Load, Value
@@ -266,7 +265,7 @@ class NestKernel(Variant):
         return ir.consume(body, MarkName.STAGE, lambda b: ir.rewrite(b, f))
 
     def _vector(self, n: ir.For, chains: int = CHAINS) -> ir.Node | ir.Body:
-        vectors = vectorise_loop(n, self.target.width, chains)
+        vectors = vectorise(n, self.target.width, chains)
         if isinstance(vectors, Declined):
             self.notes.append(f"loop {n.var} stays scalar: {vectors}")
             return without_announcements(n)
@@ -353,31 +352,13 @@ class NestKernel(Variant):
         """Vectorise the tile's loop, and bind the tile's first element and the extent of its live part."""
 
         def f(n: ir.Node) -> ir.Node | ir.Body:
-            if not (isinstance(n, ir.For) and n.var == "t"):
-                return n
-            vectors = vectorise_loop(n, self.target.width, CHAINS)
-            if not isinstance(vectors, Declined):
-                return vectors
-            return self._in_whole_vectors(n) or self._vector(n)
+            return self._vector(n) if isinstance(n, ir.For) and n.var == "t" else n
 
         body = ir.rewrite(body, f)
         if self.across:
             body = transpose_loads(by_blocks(body, "u", self.target.width), "u", self.target.width)
             body = live_part(self.schedule, "u", body)
         return live_part(self.schedule, "t", body)
-
-    def _in_whole_vectors(self, n: ir.For) -> ir.Body | None:
-        """Vectorise a loop by the fact that tiles begin with whole vectors; None if that is not known or not enough.
-
-        Subscripts divided by 2, 4 or 8, as in a resize to the nearest element, read runs of elements then.
-        """
-        origin, vectors = self.schedule.map.origins["t"].symbol, "o_t_v"
-        if self.size is not None or any(x % self.target.width for x in (MAP_TILE, REDUCE_TILE, *MAP_TILES)):
-            return None
-        (whole,) = substitute((n,), {origin: V(vectors) * self.target.width})
-        assert isinstance(whole, ir.For)
-        made = vectorise_loop(whole, self.target.width, CHAINS)
-        return None if isinstance(made, Declined) else (ir.Let(vectors, V(origin) // self.target.width, made),)
 
     def choices(self) -> Choices:
         """Return the sizes that a search may choose: elements of a task. Row reductions have none."""
@@ -470,7 +451,7 @@ NEST: Family[NestForm] = Family(
     forms=lambda x: x.of.forms(),
     marks=(Rule("declare", "registers of a row", lambda x, body: x.of.row(body), MarkName.ROW),),
     statements=lambda x: {s.name: x.of.lowering(s, x.again) for s in x.group.statements},
-    opened=lambda x: ("stream", "o_t", "o_t_v", "o_u", *(copy for _, copy in x.of.row_buffers())),
+    opened=lambda x: ("stream", "o_t", "o_u", *(copy for _, copy in x.of.row_buffers())),
     stores=(
         Rule("stages", "marks of stages are removed", keep, MarkName.STAGE, where=lambda x: x.of.tiled),
         Rule("tile", "the tile's loop becomes vectors", lambda x, body: x.of.vector_tile(body), MarkName.TILE,

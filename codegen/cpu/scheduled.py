@@ -20,8 +20,8 @@ from polydyn.codegen.kernel import Kernel
 from polydyn.codegen.lower import scratch_bytes
 from polydyn.codegen.passes.register_tiles import tile_in_registers
 from polydyn.codegen.passes.registers import partial_unroll
+from polydyn.codegen.passes.segments import vectorise
 from polydyn.codegen.passes.tiles import TASK, tasks
-from polydyn.codegen.passes.vectorise import vectorise_loop
 from polydyn.codegen.pipeline import Step
 from polydyn.codegen.scheduled import Instances
 from polydyn.schedules.errors import Declined, ScheduleError
@@ -111,7 +111,7 @@ class ScheduledKernel(Instances, Variant):
             if not isinstance(n, ir.For) or n.var == TASK or not all(isinstance(x, ir.Store) for x in n.body):
                 return n
             before, loop, after = _sums_in_registers(n)
-            vectors = vectorise_loop(loop, self.target.width)
+            vectors = vectorise(loop, self.target.width)
             if isinstance(vectors, Declined) and n.var in self.vectors:
                 remedy = "constants may lie in panels of other widths (pack), or their loops in another order (reorder)"
                 reason = f"loop {n.var} does not become vectors: {vectors.reason}"

@@ -13,9 +13,10 @@ from polydyn.codegen.passes.hoist import hoist_divisions, hoist_guards, hoist_ma
 from polydyn.codegen.passes.parts import part_of, read_word, store_parts
 from polydyn.codegen.passes.prefetch import prefetch_next
 from polydyn.codegen.passes.registers import partial_unroll
+from polydyn.codegen.passes.segments import vectorise
 from polydyn.codegen.passes.tiles import clip
 from polydyn.codegen.passes.transpose import has_transposes, transpose_copies
-from polydyn.codegen.passes.vectorise import tile_in_vectors, vectorise_loop
+from polydyn.codegen.passes.vectorise import tile_in_vectors
 from polydyn.codegen.places import Coordinates, Places
 from polydyn.schedules.errors import Declined
 from polydyn.schedules.expr import NIBBLES, Value, loads, symbols_of
@@ -150,7 +151,7 @@ class Scratch:
         def vector(n: Node) -> Node | Body:
             if not isinstance(n, For) or any(isinstance(x, For) for x in walk(n.body)):
                 return n
-            vectors = vectorise_loop(n, self.product.target.width)
+            vectors = vectorise(n, self.product.target.width)
             if isinstance(vectors, Declined):
                 self.notes.append(f"rows are copied element by element: {vectors}")
                 return n

@@ -15,8 +15,8 @@ from polydyn.codegen.family import Family, Rule, Variant, build, keep
 from polydyn.codegen.ir import Body, Compare, For, If, Let, Node, Store, rewrite
 from polydyn.codegen.kernel import Kernel
 from polydyn.codegen.lower import Lowering, flat
+from polydyn.codegen.passes.segments import vectorise
 from polydyn.codegen.passes.tiles import unswitch
-from polydyn.codegen.passes.vectorise import vectorise_loop
 from polydyn.codegen.places import Places
 from polydyn.schedules.errors import Declined
 from polydyn.schedules.index import ONE, Index, minimum
@@ -91,7 +91,7 @@ class SerialKernel(Variant):
         def f(n: Node) -> Node | Body:
             if not isinstance(n, For) or n.var not in lanes:
                 return n
-            vectors = vectorise_loop(n, self.target.width)
+            vectors = vectorise(n, self.target.width)
             if isinstance(vectors, Declined):
                 self.notes.append(f"loop {n.var} stays scalar: {vectors}")
                 return n

@@ -541,15 +541,22 @@ PD_INLINE vi64 pd_abs_vi64(vi64 x) { return vsel_i64(__builtin_convertvector(x <
 #if defined(__GNUC__) && (PD_W == 16 || PD_W == 8 || PD_W == 4)
 #define PD_LANES PD_NUMBERS
 
-/* lane l is v[l / m * m], the first element of every group of m, or v[l / m]: every element m times */
+/* lane l is v[l / m * m], the first element of every group of m */
 #if defined(PD_LANES)
 #define PD_SPREAD(m)                                                                                                  \
-  PD_INLINE vf32 vspread##m##_f32(vf32 v) { return __builtin_shuffle(v, (vi32)PD_LANES & -m); }                        \
-  PD_INLINE vf32 vrepeat##m##_f32(vf32 v) { return __builtin_shuffle(v, (vi32)PD_LANES / m); }
+  PD_INLINE vf32 vspread##m##_f32(vf32 v) { return __builtin_shuffle(v, (vi32)PD_LANES & -m); }
+/* lane l is v[(l + phase) / m], 0 <= phase < m <= PD_W: every element m times. The product is exact below 2 * PD_W */
+PD_INLINE vf32 vrepeat_f32(vf32 v, i64 m, i64 phase) {
+  return __builtin_shuffle(v, (((vi32)PD_LANES + (i32)phase) * (i32)(65536 / m + 1)) >> 16);
+}
 #else
 #define PD_SPREAD(m)                                                                                                  \
-  PD_INLINE vf32 vspread##m##_f32(vf32 v) { vf32 r; for (int l = 0; l < PD_W; ++l) r[l] = v[l / m * m]; return r; }    \
-  PD_INLINE vf32 vrepeat##m##_f32(vf32 v) { vf32 r; for (int l = 0; l < PD_W; ++l) r[l] = v[l / m]; return r; }
+  PD_INLINE vf32 vspread##m##_f32(vf32 v) { vf32 r; for (int l = 0; l < PD_W; ++l) r[l] = v[l / m * m]; return r; }
+PD_INLINE vf32 vrepeat_f32(vf32 v, i64 m, i64 phase) {
+  vf32 r;
+  for (int l = 0; l < PD_W; ++l) r[l] = v[(l + phase) / m];
+  return r;
+}
 #endif
 PD_SPREAD(2) PD_SPREAD(4) PD_SPREAD(8)
 #define PD_HALVE(T, V, M, NAME, OP)                                                                                   \

@@ -7,14 +7,26 @@ tail accumulates under a predicate, so that padding needs no neutral fill (docs/
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from functools import partial, reduce
 
 from polydyn.codegen import ir
 from polydyn.codegen.passes.announce import ANNOUNCE
 from polydyn.schedules.errors import CodegenError, Declined
-from polydyn.schedules.expr import C_FUNCTIONS, REDUCTIONS, Const, FromIndex, Op, Value, cast, const, neutral, op
+from polydyn.schedules.expr import (
+    C_FUNCTIONS,
+    REDUCTIONS,
+    Const,
+    FromIndex,
+    Op,
+    Value,
+    cast,
+    conjuncts,
+    const,
+    neutral,
+    op,
+)
 from polydyn.schedules.index import ONE, ZERO, Atom, Index, maximum, minimum
 from polydyn.schedules.lanes import FLOAT_LANES, RAMP_DTYPES, VECTOR_DTYPES, lane_stride
 
@@ -23,6 +35,11 @@ MASKED_LOAD_DTYPES = ("float32", "uint8", "int8", "float16", "bfloat16")
 """Dtypes that may be loaded in a subset of lanes."""
 PARAMETERS = ("uint8", "int8")
 """Dtypes of zero points. The first byte of such a tensor exists and may be loaded outside its guard."""
+
+REPEAT = "vrepeat_f32"
+"""Leaf whose lane l is lane ``(l + phase) // m`` of its first argument; the others are m and the phase, below m."""
+SPREAD = {m: f"vspread{m}_f32" for m in (2, 4, 8)}
+"""m -> the leaf whose lane l is lane ``l // m * m`` of its argument."""
 
 
 class _NoVectorsError(Exception):
@@ -54,8 +71,8 @@ class _Lanes:
 
     def _part(self, v: Value) -> Value:
         if isinstance(v, ir.FlatLoad):
-            if lane_stride(v.address, self.var, self.start, self.width) is None and (spread := self._spread(v)):
-                return spread
+            if lane_stride(v.address, self.var, self.start, self.width) is None and (read := self._by_quotient(v)):
+                return read
             stride, rest = self.split(v.address)
             if stride == ZERO:
                 return replace(v, address=rest)
@@ -73,23 +90,33 @@ class _Lanes:
             return _guarded(v)
         return _range(v, self.width) if isinstance(v, Op) and v.dtype == "bool" else v
 
-    def _spread(self, v: ir.FlatLoad) -> Value | None:
-        """Return a load whose groups of m lanes read one element each.
-
-        The elements of the groups are m apart, and spread over the groups, or adjacent, and repeated.
-        """
-        for m in (2, 4, 8) if v.dtype in FLOAT_LANES and not v.guard and v.address.symbols() else ():
-            group = Index.of(self.var) // m
-            for apart, leaf in ((m, "vspread"), (1, "vrepeat")) if self.width % m == 0 else ():
-                found = lane_stride(v.address - group * apart, self.var, self.start, self.width)
-                if found is None or found[0] != ZERO:
-                    continue
-                count = Index.of(self.width) if self.mask is None else minimum(self.width, self.mask)
-                read = count - (m - 1) if apart == m else count.ceildiv(m)
-                first = found[1] + (self.start // m) * apart
-                whole = replace(v, address=first, lanes=self.width, stride=ONE, mask=read)
-                return ir.Apply(v.dtype, f"{leaf}{m}_f32", (whole,))
+    def _by_quotient(self, v: ir.FlatLoad) -> Value | None:
+        """Return a load of consecutive elements that runs of lanes share: an address that moves with ``lane // m``."""
+        if v.dtype not in FLOAT_LANES or v.guard is not None:
+            return None
+        count = Index.of(self.width) if self.mask is None else minimum(self.width, self.mask)
+        for a in v.address.atoms():
+            m = a.args[1].constant if isinstance(a, Atom) and a.kind == "floordiv" else None
+            if m is None or not 1 < m <= self.width or (rest := self._run_of(a)) is None:
+                continue
+            base = lane_stride(v.address - Index({(a,): 1}), self.var, self.start, self.width)
+            if base is not None and base[0] == ZERO:
+                first = rest // m
+                phase = rest - first * m
+                live = (count + phase).ceildiv(m)
+                read = replace(v, address=base[1] + first, lanes=self.width, stride=ONE, mask=live)
+                return ir.Apply(v.dtype, REPEAT, (read, const(m, "int64"), FromIndex("int64", phase)))
+            if self.width % m == 0 and rest % m == ZERO:  # the elements of the runs are m apart
+                base = lane_stride(v.address - Index({(a,): m}), self.var, self.start, self.width)
+                if m in SPREAD and base is not None and base[0] == ZERO:
+                    read = replace(v, address=base[1] + rest, lanes=self.width, stride=ONE, mask=count - (m - 1))
+                    return ir.Apply(v.dtype, SPREAD[m], (read,))
         return None
+
+    def _run_of(self, a: Atom) -> Index | None:
+        """Return the dividend of a quotient in the first lane, if it is one larger in each lane."""
+        found = lane_stride(a.args[0], self.var, self.start, self.width)
+        return found[1] if found is not None and found[0] == ONE else None
 
     def _integers(self, i: Index) -> Value:
         """Return an index that is not affine in the lane, in 64-bit lanes: sums and products of minima and maxima."""
@@ -172,28 +199,52 @@ def _range(v: Op, width: int) -> Value:
 def _guarded(v: Op) -> Value:
     """Return a choice by lane: each branch loads only in its own lanes, then both are evaluated."""
     inside, then, orelse = v.args
-
-    def under(guard: Value) -> Callable[[Value], Value]:
-        def f(x: Value) -> Value:
-            if not isinstance(x, ir.FlatLoad):
-                return x
-            if x.lanes == 1 and x.dtype in PARAMETERS and x.address == ZERO:
-                return x
-            if x.lanes == 1 or x.stride.constant is None or x.dtype not in MASKED_LOAD_DTYPES:
-                raise _NoVectorsError("a guarded load of that stride cannot be speculated in vector lanes")
-            if isinstance(guard, ir.Between) and x.mask is not None and x.guard is None:  # one range instead of two
-                return replace(x, mask=None, guard=replace(guard, high=minimum(guard.high, x.mask)))
-            return replace(x, guard=guard if x.guard is None else Op("bool", "and", (x.guard, guard)))
-
-        return f
-
-    then = ir.map_value(then, under(inside))
+    then = _under(then, inside)
     loaded = then.args[0] if isinstance(then, Op) and then.name == "cast" else then
     if isinstance(loaded, ir.FlatLoad) and orelse == const(0, v.dtype):
         return then  # lanes that are not loaded are 0
     if _loads(orelse):
-        orelse = ir.map_value(orelse, under(Op("bool", "not", (inside,))))
+        orelse = _under(orelse, Op("bool", "not", (inside,)))
     return replace(v, name="select", args=(inside, then, orelse))
+
+
+def _under(v: Value, guard: Value) -> Value:
+    """Return a value whose loads read only elements that the lanes of a guard need."""
+    if isinstance(v, ir.Apply) and v.function in (REPEAT, *SPREAD.values()):
+        read, *rest = v.args
+        return replace(v, args=(_under(read, _sources(v, guard)), *rest))
+    if isinstance(v, (Op, ir.Apply)):
+        return replace(v, args=tuple(_under(x, guard) for x in v.args))
+    if not isinstance(v, ir.FlatLoad):
+        return v
+    if v.lanes == 1 and v.dtype in PARAMETERS and v.address == ZERO:
+        return v
+    if v.lanes == 1 or v.stride.constant is None or v.dtype not in MASKED_LOAD_DTYPES:
+        raise _NoVectorsError("a guarded load of that stride cannot be speculated in vector lanes")
+    if isinstance(guard, ir.Between) and v.mask is not None and v.guard is None:  # one range instead of two
+        return replace(v, mask=None, guard=replace(guard, high=minimum(guard.high, v.mask)))
+    return replace(v, guard=guard if v.guard is None else Op("bool", "and", (v.guard, guard)))
+
+
+def _sources(v: ir.Apply, guard: Value) -> Value:
+    """Return the guard of the vector that ``v`` permutes: true in the lanes from which the guard's lanes come."""
+    parts = [_sources_of_range(v, p) if isinstance(p, ir.Between) else p for p in conjuncts(guard)]
+    if any(ir.lanes_of(p) > 1 and not isinstance(p, ir.Between) for p in parts):
+        raise _NoVectorsError("runs of lanes share elements, and a guard is no range of lanes")
+    return reduce(partial(op, "and"), parts)
+
+
+def _sources_of_range(v: ir.Apply, lanes: ir.Between) -> ir.Between:
+    low, high = lanes.low, lanes.high
+    if v.function == REPEAT:
+        times, phase = v.args[1:]
+        assert isinstance(times, Const) and isinstance(phase, FromIndex)
+        m = int(times.value)
+        first, end = (low + phase.index) // m, (high + phase.index).ceildiv(m)
+    else:
+        m = next(m for m, leaf in SPREAD.items() if leaf == v.function)
+        first, end = low // m * m, high.ceildiv(m) * m - (m - 1)
+    return replace(lanes, low=first, high=minimum(end, first + high - low))
 
 
 def _loads(v: Value) -> bool:

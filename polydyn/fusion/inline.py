@@ -12,6 +12,7 @@ from dataclasses import replace
 from functools import partial
 
 from polydyn.errors import CodegenError
+from polydyn.fusion.places import is_better_copied
 from polydyn.graph.ir import Compute, Concat, Graph, Node, Tensor, dim_name, iterators, value_size
 from polydyn.schedules.expr import (
     INTEGERS,
@@ -37,8 +38,10 @@ MAX_INLINE_OPERATIONS = 6
 """Maximum operations of a map without loads (iota, sizes) that its readers recompute."""
 
 
-def inline_views(graph: Graph) -> Graph:
+def inline_views(graph: Graph, cuda: bool = False) -> Graph:
     """Remove views and trivial maps from the graph. Those that are graph outputs stay as copies.
+
+    On a CPU those stay too that a product or window reads better in order (``is_better_copied``).
 
     A note records each broadcast that the shape facts prove to change nothing (BladeDISC 3.2). An undecided broadcast
     stays in the subscripts of its readers, as a remainder by the source's size.
@@ -46,16 +49,20 @@ def inline_views(graph: Graph) -> Graph:
     remaining: list[Node] = []
     notes: list[str] = []
     sources: dict[str, Compute] = {}
+    consumers = graph.consumers()
     for n in graph.nodes:
         if isinstance(n, Concat):
             remaining.append(n)
             continue
         n = _rewrite(graph, n, sources)
-        if n.output not in graph.outputs and (n.is_view or _trivial(n)):
+        if n.output in graph.outputs or not (n.is_view or _trivial(n)):
+            remaining.append(n)
+        elif n.is_view and not cuda and is_better_copied(graph, n, consumers):
+            remaining.append(n)
+            notes.append(f"{n.output} is copied: its elements are not evenly apart, and a product or window reads it")
+        else:
             sources[n.output] = n
             notes += _unnecessary(graph, n)
-        else:
-            remaining.append(n)
     needed = {t for n in remaining if isinstance(n, Concat) for t in n.parts}
     extra = [sources[t] for t in sources if t in needed]
     order = {n.output: i for i, n in enumerate(graph.nodes)}

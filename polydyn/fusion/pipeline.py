@@ -192,7 +192,8 @@ def prepared_graph(
     unit: bool = False,
 ) -> Graph:  # fmt: skip
     """Return the rewritten graph after the graph passes of ``FUSION``, ready for grouping."""
-    passes = tuple(replace(p, graph=partial(winograd, side=side)) if p.graph is winograd else p for p in FUSION)
+    settled = {"winograd": partial(winograd, side=side), "views": partial(inline_views, cuda=cuda)}
+    passes = tuple(replace(p, graph=settled.get(p.name, p.graph)) for p in FUSION)
     return _rewritten(graph, passes, _off(without, cuda, rounded, unit))
 
 

@@ -15,6 +15,7 @@ from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
+from polydyn.fusion.places import is_guarded_view, reads_scattered
 from polydyn.fusion.plan import FusedGroup, FusionPlan, Prologue
 from polydyn.fusion.products import axes_of, is_reduction
 from polydyn.graph.ir import Compute, Graph, Node, dim_name, iterators
@@ -170,18 +171,6 @@ def _number(v: Op) -> Value:
     return const(evaluate_value(v, {}, {}).item(), v.dtype) if fixed else v
 
 
-def is_guarded_view(m: Compute) -> bool:
-    """Match a padding: one load under a condition on subscripts, elsewhere a constant or one number (a zero point)."""
-    b = m.body
-    if m.reduce is not None or not (isinstance(b, Op) and b.name == "where"):
-        return False
-    return isinstance(b.args[1], Load) and _is_number(b.args[2]) and not loads(b.args[0])
-
-
-def _is_number(v: Value) -> bool:
-    return isinstance(v, Const) or (isinstance(v, Load) and not any(i.symbols() for i in v.index))
-
-
 def is_shuffled(graph: Graph, m: Compute) -> bool:
     """Check whether a subscript divides an iterator: an ordered copy serves vectors better than one read per tap.
 
@@ -199,6 +188,8 @@ def may_join(graph: Graph, n: Compute, operand: Value, maps: Sequence[Compute]) 
     number of evaluations grows: one for each tap of the window.
     """
     if any(i.fetches() for m in maps for i in indices(m.body)) or _divides_steps(operand, {m.output for m in maps}):
+        return False
+    if any(reads_scattered(graph, m) for m in maps):
         return False
     if all(is_guarded_view(m) for m in maps):
         return True

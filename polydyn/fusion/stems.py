@@ -20,8 +20,8 @@ from functools import reduce
 
 import numpy as np
 
+from polydyn.fusion.places import is_guarded_view
 from polydyn.fusion.products import is_contraction
-from polydyn.fusion.prologue import is_guarded_view
 from polydyn.graph.ir import Compute, Graph, dim_name, reduction_name
 from polydyn.graph.rewriting import Rewriting, live
 from polydyn.schedules.expr import (

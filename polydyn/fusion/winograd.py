@@ -26,8 +26,8 @@ from functools import partial, reduce
 
 import numpy as np
 
+from polydyn.fusion.places import is_guarded_view
 from polydyn.fusion.products import is_axis, is_contraction, is_reduction
-from polydyn.fusion.prologue import is_guarded_view
 from polydyn.fusion.toom_cook import matrices
 from polydyn.graph.ir import Compute, Dim, Graph, Node, dim_name, reduction_name
 from polydyn.graph.rewriting import Rewriting, compose

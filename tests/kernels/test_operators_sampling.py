@@ -97,17 +97,46 @@ def test_deformed_convolutions(group: int, offset_group: int) -> None:
     compiled_agrees(model, *calls, tolerance=2e-4)
 
 
-@pytest.mark.parametrize("times", [2, 4, 3])
-def test_resizes_to_the_nearest_element_read_runs(times: int) -> None:
-    """Vectors read consecutive elements and repeat each of them 2, 4 or 8 times."""
+@pytest.mark.parametrize(
+    ("times", "pads"), [(2, (0, 0)), (2, (2, 4)), (2, (1, 1)), (4, (3, 0)), (3, (1, 2)), (7, (2, 0))]
+)
+def test_resizes_to_the_nearest_element_read_runs(times: int, pads: tuple[int, int]) -> None:
+    """Vectors read consecutive elements and repeat them, from any place of a run on, and under the guard of a padding."""
     attributes = {"mode": "nearest", "coordinate_transformation_mode": "asymmetric", "nearest_mode": "floor"}
-    x = node("Resize", "x - s", "y", **attributes)
-    m = model([x], {"x": ("float32", ["N", 3, "H", "W"])}, ["y"], {"s": np.array([1, 1, times, times], np.float32)})
+    x = node("Resize", "x - s", "a", **attributes)
+    constants = {"s": np.array([1, 1, times, times], np.float32), "p": np.array([0, 0, 1, pads[0], 0, 0, 0, pads[1]])}
+    m = model([x, node("Pad", "a p", "y")], {"x": ("float32", ["N", 3, "H", "W"])}, ["y"], constants)
     plan = plan_program(m)
-    assert ("vrepeat" in "".join(k.text for k in plan.kernels)) == (times != 3)
+    assert "vrepeat" in "".join(k.text for k in plan.kernels)
     program, checked = build_program(plan, threads=1), CheckedProgram(plan)
     for shape in ((2, 3, 5, 7), (1, 3, 1, 1), (1, 3, 2, 64), (1, 3, 3, 1100), (0, 3, 4, 4)):
         feeds = {"x": floats(*shape)}
-        expected = feeds["x"].repeat(times, 2).repeat(times, 3)
+        resized = feeds["x"].repeat(times, 2).repeat(times, 3)
+        expected = np.pad(resized, ((0, 0), (0, 0), (1, 0), pads))
         np.testing.assert_array_equal(program.run(feeds)["y"], expected)
         np.testing.assert_array_equal(checked.run(feeds)["y"], expected)
+
+
+@pytest.mark.parametrize("mode", ["reflect", "edge", "wrap"])
+def test_paddings_that_repeat_elements_read_segments(mode: str) -> None:
+    """Lines are cut where a subscript changes its direction or begins again."""
+    m = model([node("Pad", "x p", "y", mode=mode)], {"x": ("float32", ["N", "H", "W"])}, ["y"],
+              {"p": np.array([0, 1, 3, 0, 0, 5])}, opset=19)  # fmt: skip
+    plan = plan_program(m)
+    assert "vload" in "".join(k.text for k in plan.kernels)
+    program, checked = build_program(plan, threads=1), CheckedProgram(plan)
+    for shape in ((1, 2, 6), (2, 5, 7), (1, 3, 64), (1, 2, 2100), (0, 2, 6)):
+        feeds = {"x": floats(*shape)}
+        expected = np.pad(feeds["x"], ((0, 0), (1, 0), (3, 5)), mode=mode)
+        np.testing.assert_array_equal(program.run(feeds)["y"], expected)
+        np.testing.assert_array_equal(checked.run(feeds)["y"], expected)
+
+
+def test_tiles_of_any_length_repeat_lines() -> None:
+    m = model([node("Tile", "x t", "y")], {"x": ("int64", ["N", "W"])}, ["y"], {"t": np.array([2, 3])})
+    plan = plan_program(m)
+    program, checked = build_program(plan, threads=1), CheckedProgram(plan)
+    for shape in ((1, 1), (2, 3), (3, 64), (1, 700), (0, 4), (4, 0)):
+        feeds = {"x": RNG.integers(-9, 9, shape)}
+        for p in (program, checked):
+            np.testing.assert_array_equal(p.run(feeds)["y"], np.tile(feeds["x"], (2, 3)))

@@ -221,8 +221,8 @@ def _spread(times: int) -> Callable[[int, Any], Any]:
     return lambda width, v: fit(v, width)[np.arange(width) // times * times]
 
 
-def _repeat(times: int) -> Callable[[int, Any], Any]:
-    return lambda width, v: fit(v, width)[np.arange(width) // times]
+def _repeat(width: int, v: Any, times: Any, phase: Any) -> Any:
+    return fit(v, width)[(np.arange(width) + int(phase)) // int(times)]
 
 
 FUNCTIONS: Mapping[str, Callable[..., Any]] = {
@@ -230,6 +230,6 @@ FUNCTIONS: Mapping[str, Callable[..., Any]] = {
     "vevens_f32": lambda width, a, b: _every(width, a, b, 0),
     "vodds_f32": lambda width, a, b: _every(width, a, b, 1),
     **{f"vspread{m}_f32": _spread(m) for m in (2, 4, 8, 16)},
-    **{f"vrepeat{m}_f32": _repeat(m) for m in (2, 4, 8)},
+    "vrepeat_f32": _repeat,
 }  # fmt: skip
 """Leaf -> its value, from the lanes of a whole vector and the arguments."""
