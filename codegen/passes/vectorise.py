@@ -96,7 +96,9 @@ class _Lanes:
             return None
         count = Index.of(self.width) if self.mask is None else minimum(self.width, self.mask)
         for a in v.address.atoms():
-            m = a.args[1].constant if isinstance(a, Atom) and a.kind == "floordiv" else None
+            if isinstance(a, str) or a.kind != "floordiv":
+                continue
+            m = a.args[1].constant
             if m is None or not 1 < m <= self.width or (rest := self._run_of(a)) is None:
                 continue
             base = lane_stride(v.address - Index({(a,): 1}), self.var, self.start, self.width)

@@ -101,7 +101,7 @@ def test_deformed_convolutions(group: int, offset_group: int) -> None:
     ("times", "pads"), [(2, (0, 0)), (2, (2, 4)), (2, (1, 1)), (4, (3, 0)), (3, (1, 2)), (7, (2, 0))]
 )
 def test_resizes_to_the_nearest_element_read_runs(times: int, pads: tuple[int, int]) -> None:
-    """Vectors read consecutive elements and repeat them, from any place of a run on, and under the guard of a padding."""
+    """Vectors read consecutive elements and repeat them, from any place of a run on, under the guard of a padding."""
     attributes = {"mode": "nearest", "coordinate_transformation_mode": "asymmetric", "nearest_mode": "floor"}
     x = node("Resize", "x - s", "a", **attributes)
     constants = {"s": np.array([1, 1, times, times], np.float32), "p": np.array([0, 0, 1, pads[0], 0, 0, 0, pads[1]])}
