@@ -86,6 +86,8 @@ def infer_value(node: OnnxNode, inputs: list[Array], dtype: str, facts: ShapeCon
     if rule is None or not inputs:
         return None
     flat = np.broadcast_arrays(*inputs, subok=False) if len(inputs) > 1 else inputs
+    if flat[0].size > MAX_ELEMENTS:  # of two short vectors, for example: no tensor of sizes
+        return None
     out = np.empty(flat[0].shape, object)
     for i in np.ndindex(*out.shape):
         operands = [a[i] for a in flat]
