@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import reduce
+from math import gcd
 from typing import TypeAlias, Union
 
 IndexLike: TypeAlias = Union["Index", int, str]
@@ -401,18 +402,17 @@ ONE = Index({(): 1})
 
 def floordiv(x: Index, n: Index) -> Index:
     """Return ``x // n`` with exactly divisible parts divided out. ``n`` is a size; division by 0 gives 0."""
-    c = n.constant
+    if (c := n.constant) == 0:
+        return ZERO
     if c is not None:
-        if c == 0:
-            return ZERO
         if c < 0:
             x, c = -x, -c
         q = Index({m: v // c for m, v in x.terms.items() if v % c == 0 or m == ()})
         r = x - q * c
-        rc = r.constant
-        if rc is not None:
+        if (rc := r.constant) is not None:
             return q + rc // c
-        return q + _nested_floordiv(r, Index.of(c))
+        g = gcd(c, *(v for m, v in r.terms.items() if m))  # (g*y + k) // (g*n) is (y + k // g) // n
+        return q + _nested_floordiv(Index({m: v // g for m, v in r.terms.items()}), Index.of(c // g))
     q, r = polynomial_division(x, n)
     return q + _nested_floordiv(r, n) if r.terms else q
 

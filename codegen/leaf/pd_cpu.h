@@ -545,6 +545,8 @@ PD_INLINE vi64 pd_abs_vi64(vi64 x) { return vsel_i64(__builtin_convertvector(x <
 #if defined(PD_LANES)
 #define PD_SPREAD(m)                                                                                                  \
   PD_INLINE vf32 vspread##m##_f32(vf32 v) { return __builtin_shuffle(v, (vi32)PD_LANES & -m); }
+/* v % m, for 0 <= v < 2 * PD_W and 0 < m <= PD_W */
+PD_INLINE vi32 vremainder_i32(vi32 v, i32 m) { return v - ((v * (65536 / m + 1)) >> 16) * m; }
 /* lane l is v[(l + phase) / m], 0 <= phase < m <= PD_W: every element m times. The product is exact below 2 * PD_W */
 PD_INLINE vf32 vrepeat_f32(vf32 v, i64 m, i64 phase) {
   return __builtin_shuffle(v, (((vi32)PD_LANES + (i32)phase) * (i32)(65536 / m + 1)) >> 16);
@@ -552,6 +554,7 @@ PD_INLINE vf32 vrepeat_f32(vf32 v, i64 m, i64 phase) {
 #else
 #define PD_SPREAD(m)                                                                                                  \
   PD_INLINE vf32 vspread##m##_f32(vf32 v) { vf32 r; for (int l = 0; l < PD_W; ++l) r[l] = v[l / m * m]; return r; }
+PD_INLINE vi32 vremainder_i32(vi32 v, i32 m) { return v % m; }
 PD_INLINE vf32 vrepeat_f32(vf32 v, i64 m, i64 phase) {
   vf32 r;
   for (int l = 0; l < PD_W; ++l) r[l] = v[(l + phase) / m];

@@ -15,7 +15,7 @@ from polydyn.codegen import ir
 from polydyn.codegen.indices import map_node_indices, node_indices, substitute
 from polydyn.codegen.passes.vectorise import vectorise_loop
 from polydyn.schedules.errors import Declined
-from polydyn.schedules.index import ZERO, Atom, Index, floordiv, maximum, minimum
+from polydyn.schedules.index import ONE, ZERO, Atom, Index, floordiv, maximum, minimum
 
 MOST_SEGMENTS = 8
 """Maximum number of loops that one loop becomes: each one is compiled."""
@@ -40,7 +40,7 @@ def vectorise_segments(loop: ir.For, width: int) -> ir.Body | Declined:
     if any(isinstance(n, ir.Set) and n.reg not in inside for n in ir.walk(loop.body)):
         return Declined(f"a register is carried by the loop {loop.var}")
     try:
-        if _innermost(loop.body, loop.var) is None:
+        if _innermost(loop.body, loop.var, width) is None:
             return Declined(f"{loop.var} has one segment")
         return _Split(loop, width).segment(loop.body, ZERO, loop.hi)
     except _NoSegmentsError as e:
@@ -62,7 +62,7 @@ class _Split:
 
     def segment(self, body: ir.Body, low: Index, high: Index) -> ir.Body:
         """Return the loops for the iterations from ``low`` to ``high``, which is not smaller."""
-        found = _innermost(body, self.loop.var)
+        found = _innermost(body, self.loop.var, self.width)
         if found is None:
             return self._vectors(body, low, high)
         if found.kind == "floordiv":
@@ -84,11 +84,10 @@ class _Split:
     def _sides(self, body: ir.Body, low: Index, high: Index, a: Atom) -> ir.Body:
         """Split where the first two arguments of a minimum or maximum are equal."""
         first, second, *others = a.args
-        slope, rest = (first - second).split(self.loop.var)
-        step = slope.constant
-        assert step, f"normal forms decide {a}, whose first arguments differ by a constant"
-        # the first iteration in which the order of the two is the one that holds at the end
-        change = floordiv(-rest, V(step)) + 1 if step > 0 else rest.ceildiv(V(-step))
+        unit, step, rest = self._line(first - second)
+        # the first value of the unit at which the order of the two is the one that holds at the end
+        turn = floordiv(-rest, V(step)) + 1 if step > 0 else rest.ceildiv(V(-step))
+        change = turn if unit is None else turn * unit.args[1] - unit.args[0].split(self.loop.var)[1]
         small_first = (first, second) if step > 0 else (second, first)
         small_last = small_first[::-1]
         at = 0 if a.kind == "min" else 1
@@ -98,14 +97,24 @@ class _Split:
         inside = (*self.segment(before, low, V(name)), *self.segment(after, V(name), high))
         return (ir.Let(name, maximum(low, minimum(high, change)), inside),)
 
+    def _line(self, x: Index) -> tuple[Atom | None, int, Index]:
+        """Return (unit, c, rest) with ``x == c * unit + rest``; the unit is the iterator (None) or a quotient of it."""
+        var = self.loop.var
+        slope, rest = x.split(var)
+        units = [a for a in rest.atoms() if isinstance(a, Atom) and var in Index({(a,): 1}).symbols()]
+        if not units and slope.constant:
+            return None, slope.constant, rest
+        step = rest.terms.get((units[0],)) if len(units) == 1 and slope == ZERO and is_run(units[0], var) else None
+        if step is None or var in (rest := rest - Index({(units[0],): step})).symbols():
+            raise _NoSegmentsError(f"{x} is not affine in {var}")
+        return units[0], step, rest
+
     def _runs(self, body: ir.Body, low: Index, high: Index, a: Atom) -> ir.Body:
         """Split where a quotient changes, by a loop over its values."""
         slope, rest = a.args[0].split(self.loop.var)
         step, divisor = slope.constant, a.args[1]
         if step != 1:
             raise _NoSegmentsError(f"{a} does not move by one with {self.loop.var}")
-        if (divisor.constant or self.width) < self.width:
-            raise _NoSegmentsError(f"{a} changes within a vector of {self.loop.var}")
         size = maximum(divisor, 1)  # an empty tensor is never read
         first = floordiv(low + rest, size)
         run, start, end = self._name(), self._name(), self._name()
@@ -119,33 +128,42 @@ class _Split:
         return f"{self.loop.var}_s{next(self.numbers)}"
 
 
-def _innermost(body: ir.Body, var: str) -> Atom | None:
+def _innermost(body: ir.Body, var: str, width: int) -> Atom | None:
     """Return a part of a subscript that is not affine in ``var`` although its own arguments are; None: there is none.
 
-    _NoSegmentsError: a part depends on data.
+    Quotients that change within a vector of ``width`` lanes are no such parts. _NoSegmentsError: it depends on data.
     """
     for n in ir.walk(body):
         for i in node_indices(n):
-            if var in i.symbols() and (found := _part(i, var)):
+            if var in i.symbols() and (found := _part(i, var, width)):
                 return found
     return None
 
 
-def _part(i: Index, var: str) -> Atom | None:
+def _part(i: Index, var: str, width: int) -> Atom | None:
     for a in i.atoms():
         if not isinstance(a, Atom) or var not in Index({(a,): 1}).symbols():
             continue
         for x in a.args:
-            if var in x.symbols() and (found := _part(x, var)):
+            if var in x.symbols() and (found := _part(x, var, width)):
                 return found
         if a.kind == "fetch":
             raise _NoSegmentsError(f"{a} depends on data")
         if a.kind == "floordiv" and var in a.args[1].symbols():
             raise _NoSegmentsError(f"{a} divides by {var}")
-        if any(not isinstance(x.split(var)[0].constant, int) for x in a.args):
+        if a.kind == "floordiv" and a.args[0].split(var)[0].constant is None:
             raise _NoSegmentsError(f"{a} is not affine in {var}")
-        return a
+        if not (is_run(a, var) and int(a.args[1]) <= width):
+            return a
     return None
+
+
+def is_run(a: Atom, var: str) -> bool:
+    """Check whether an atom is a quotient by a constant that changes once in so many steps of ``var``."""
+    if a.kind != "floordiv" or a.args[1].constant is None:
+        return False
+    slope, rest = a.args[0].split(var)
+    return slope == ONE and var not in rest.symbols()
 
 
 def _with(body: ir.Body, old: Atom, new: Index) -> ir.Body:

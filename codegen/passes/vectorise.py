@@ -38,6 +38,10 @@ PARAMETERS = ("uint8", "int8")
 
 REPEAT = "vrepeat_f32"
 """Leaf whose lane l is lane ``(l + phase) // m`` of its first argument; the others are m and the phase, below m."""
+SMALL = 1 << 16
+"""Maximum numbers of an index that is computed in 32 bits."""
+REMAINDER = "vremainder_i32"
+"""Leaf with the remainders of lanes from 0 to twice the width by a number up to the width."""
 SPREAD = {m: f"vspread{m}_f32" for m in (2, 4, 8)}
 """m -> the leaf whose lane l is lane ``l // m * m`` of its argument."""
 
@@ -79,7 +83,7 @@ class _Lanes:
             return replace(v, address=rest, lanes=self.width, stride=stride, mask=self.mask)
         if isinstance(v, FromIndex):
             if lane_stride(v.index, self.var, self.start, self.width) is None:
-                return cast(self._integers(v.index), v.dtype)
+                return self._remainder(v) or cast(self._integers(v.index), v.dtype)
             stride, rest = self.split(v.index)
             if stride != ZERO and v.dtype not in RAMP_DTYPES:
                 raise _NoVectorsError(f"no ramp of {v.dtype}")
@@ -113,6 +117,20 @@ class _Lanes:
                 if m in SPREAD and base is not None and base[0] == ZERO:
                     read = replace(v, address=base[1] + rest, lanes=self.width, stride=ONE, mask=count - (m - 1))
                     return ir.Apply(v.dtype, SPREAD[m], (read,))
+        return None
+
+    def _remainder(self, v: FromIndex) -> Value | None:
+        """Return small numbers ``c + s*(x % m)``, of an x that is one larger in each lane; None for other indices."""
+        for a in v.index.atoms():
+            if isinstance(a, str) or a.kind != "floordiv" or not 1 < (m := a.args[1].constant or 0) <= self.width:
+                continue
+            first, step = self._run_of(a), -v.index.terms.get((a,), 0) // m
+            left = (v.index - (a.args[0] - Index({(a,): m})) * step).constant
+            if first is None or left is None or max(abs(left), abs(step)) > SMALL:
+                continue
+            lanes = ir.Ramp("int32", first % m, ONE, self.width)
+            rest = ir.Apply("int32", REMAINDER, (lanes, const(m, "int32")))
+            return cast(op("add", op("mul", rest, const(step, "int32")), const(left, "int32")), v.dtype)
         return None
 
     def _run_of(self, a: Atom) -> Index | None:

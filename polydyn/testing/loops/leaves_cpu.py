@@ -231,5 +231,6 @@ FUNCTIONS: Mapping[str, Callable[..., Any]] = {
     "vodds_f32": lambda width, a, b: _every(width, a, b, 1),
     **{f"vspread{m}_f32": _spread(m) for m in (2, 4, 8, 16)},
     "vrepeat_f32": _repeat,
+    "vremainder_i32": lambda width, v, m: fit(v, width) % int(m),
 }  # fmt: skip
 """Leaf -> its value, from the lanes of a whole vector and the arguments."""

@@ -8,9 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from polydyn.codegen.ir import Body, Def, FlatLoad, For, Let, Reg, Set, Store, walk
-from polydyn.codegen.passes.segments import MOST_SEGMENTS, vectorise_segments
+from polydyn.codegen.passes.segments import MOST_SEGMENTS, vectorise, vectorise_segments
 from polydyn.codegen.passes.vectorise import vectorise_loop
 from polydyn.schedules.errors import Declined
+from polydyn.schedules.expr import FromIndex
 from polydyn.schedules.index import ZERO, Index, fetch, floordiv, maximum, minimum
 from polydyn.testing.loops.cpu import CpuRun
 
@@ -25,6 +26,9 @@ SUBSCRIPTS = {
     "repeat": X - V("m") * floordiv(X, V("m")),
     "repeat from within": (X + 2) - V("m") * floordiv(X + 2, V("m")),
     "rows of 9": floordiv(X, V(9)),
+    "runs of 3": floordiv(X + 1, V(3)),
+    "runs with ends": minimum(maximum(floordiv(X + 1, V(2)) - 1, 0), V("m") - 1),
+    "runs above": maximum(V("m") - floordiv(X, V(2)), 2) + floordiv(X, V(2)),
     "slope": maximum(3 * V("i") - 7, 2),
     "back": maximum(V("m") - 2 * V("i"), 1),
 }
@@ -47,9 +51,19 @@ def test_segments_read_what_the_loop_reads(name: str, n: int, m: int, o: int) ->
     places = [SUBSCRIPTS[name].evaluate(env | {"i": int(k)}) for k in i]
     if any(not 0 <= p < LENGTH for p in places):
         return
-    made = vectorise_segments(whole, 4)
+    made = vectorise(whole, 4)
     assert not isinstance(made, Declined), made
     assert result(made, n, m, o) == result((whole,), n, m, o) == [*map(float, places), *[-1.0] * (LENGTH - n)]
+
+
+@given(st.integers(0, 11), st.integers(2, 4), st.integers(0, 8), st.integers(-9, 9))
+def test_remainders_are_small_numbers_in_lanes(n: int, m: int, o: int, c: int) -> None:
+    """The weights of a linear resize, for example."""
+    index = 3 * (X - m * floordiv(X, V(m))) + c
+    body = For("i", ZERO, V("n"), (Store("y", V("i"), FromIndex("float32", index)),))
+    made = vectorise(body, 4)
+    assert not isinstance(made, Declined)
+    assert result(made, n, 1, o) == [*(float(3 * ((i + o) % m) + c) for i in range(n)), *[-1.0] * (LENGTH - n)]
 
 
 def test_a_size_of_zero_has_no_runs_of_a_symbol() -> None:
@@ -73,7 +87,8 @@ def test_a_wrong_place_of_a_change_is_seen(monkeypatch: pytest.MonkeyPatch) -> N
         (minimum(fetch("t", (X,)), 3), "depends on data"),
         (minimum(V("i") * V("o"), 7), "not affine in i"),
         (floordiv(X * 3, V("m")), "does not move by one"),
-        (floordiv(X, V(3)), "within a vector"),
+        (floordiv(X, V(3)), "one segment"),
+        (minimum(floordiv(X, V(2)) + floordiv(X, V(3)), 4), "not affine in i"),
         (floordiv(V("m"), V("i") + 1), "divides by i"),
         (sum((maximum(X, k) for k in range(1, 9)), ZERO), f"more than {MOST_SEGMENTS}"),
     ],
