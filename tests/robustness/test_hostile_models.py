@@ -257,6 +257,22 @@ def test_a_function_that_calls_itself_is_refused() -> None:
         polydyn.compile(m)
 
 
+def test_functions_that_double_the_nodes_are_refused() -> None:
+    def nested(depth: int) -> onnx.ModelProto:
+        m = model([helper.make_node("f0", ["x"], ["y"], domain="local")], X, ["y"])
+        m.opset_import.append(helper.make_opsetid("local", 1))
+        opsets = list(m.opset_import)
+        for k in range(depth):
+            op, domain = (f"f{k + 1}", "local") if k + 1 < depth else ("Abs", "")
+            body = [helper.make_node(op, [a], [b], domain=domain) for a, b in ("at", "tb")]
+            m.functions.append(helper.make_function("local", f"f{k}", ["a"], ["b"], body, opsets))
+        return m
+
+    assert len(import_model(nested(3)).nodes) == 8
+    with pytest.raises(UnsupportedError, match=f"has {2**40} nodes with those of its calls of functions"):
+        import_model(nested(40))
+
+
 def test_more_axes_than_the_runtime_has_are_refused() -> None:
     with pytest.raises(UnsupportedError, match=r"(?s)'x' has 17 axes.*16"):
         polydyn.compile(model([node("Relu", "x", "y")], {"x": (F, [1] * 16 + ["N"])}, ["y"]))
