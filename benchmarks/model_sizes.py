@@ -5,7 +5,8 @@ usage: python -m benchmarks.model_sizes [FAMILY[=SIZE,SIZE]] ... [--seconds 900]
 Each model is compiled in a new process with an empty cache and one thread, run once, and compared with numpy. ``plan``:
 processor seconds of the process without C compilers; ``gcc``: those of the compilers; ``GiB``: the largest resident set
 of the process. A model that is rejected shows its error. A process that needs more than ``--seconds`` of processor time
-or ``--memory`` GiB of address space is ended, and the row says so. Results go to benchmarks/results/model_sizes.json.
+or ``--memory`` GiB of address space is ended, and the row says so. Results go to benchmarks/results/model_sizes.json,
+where rows of other sizes stay.
 """
 
 from __future__ import annotations
@@ -18,7 +19,6 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -130,9 +130,9 @@ def weights(mebibytes: int) -> Case:
     for k in range(max(1, mebibytes // 32)):
         constants[f"u{k}"] = r.standard_normal((1024, 4096), np.float32) / 32
         constants[f"d{k}"] = r.standard_normal((4096, 1024), np.float32) / 64
-        nodes += [helper.make_node("MatMul", [name, f"u{k}"], [f"h{k}"]), helper.make_node("Relu", [f"h{k}"], [f"r{k}"]),
-                  helper.make_node("MatMul", [f"r{k}", f"d{k}"], [f"o{k}"]),
-                  helper.make_node("Add", [f"o{k}", name], [f"y{k}"])]  # fmt: skip
+        steps = [("MatMul", name, f"u{k}", f"h{k}"), ("Relu", f"h{k}", f"r{k}"), ("MatMul", f"r{k}", f"d{k}", f"o{k}"),
+                 ("Add", f"o{k}", name, f"y{k}")]  # fmt: skip
+        nodes += [helper.make_node(op, read, [made]) for op, *read, made in steps]
         name = f"y{k}"
     return model_of(nodes, {"x": (FLOAT, ["M", 1024])}, [name], constants), {"x": np.ones((2, 1024), np.float32)}, {}
 
@@ -208,7 +208,7 @@ def measured(family: str, size: int, seconds: int, memory: int) -> dict[str, Any
 
 
 def main() -> None:
-    """Measure the families and print a table; rows of families that are not named stay in the file."""
+    """Measure the families and print a table; store them."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("families", nargs="*", metavar="FAMILY[=SIZE,SIZE]", default=list(FAMILIES))
     parser.add_argument("--seconds", type=int, default=900)
@@ -227,6 +227,10 @@ def main() -> None:
             rows.append(row)
             numbers = " | ".join(f"{row[c]:.2f}" if c in row else "" for c in ("plan", "gcc", "GiB"))
             print(f"| {family} | {size} | {numbers} | {row['outcome'].splitlines()[0]} |", flush=True)
+    path = record.RESULTS / "model_sizes.json"
+    old = json.loads(path.read_text())["rows"] if path.exists() else []
+    merged = {(r["family"], r["size"]): r for r in (*old, *rows)}
+    record.save("model_sizes", rows=sorted(merged.values(), key=lambda r: (r["family"], r["size"])))
     return None
 
 

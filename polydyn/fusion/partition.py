@@ -28,7 +28,7 @@ class Join:
 MAX_NODES = 48
 """Maximum nodes of a group. The cost of schedules and proofs grows with the square of this number."""
 
-MAX_VALUES = 4096
+MAX_VALUES = 1024
 """Maximum operations and loads of one expression of a product's results. Maps that read others twice double it."""
 
 Rule = Callable[[FusionPlan, FusedGroup, FusedGroup], "Join | str | None"]

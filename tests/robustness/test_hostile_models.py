@@ -273,6 +273,17 @@ def test_functions_that_double_the_nodes_are_refused() -> None:
         import_model(nested(40))
 
 
+def test_long_chains_of_views_and_of_shape_arithmetic_are_compiled() -> None:
+    """Both recursed once for each node. A size with more than 32 nested divisions is computed by the program."""
+    turns = [node("Transpose", f"t{k}", f"t{k + 1}", perm=[1, 0]) for k in range(400)]
+    assert import_model(model([*turns, node("Abs", "t400", "y")], {"t0": (F, ["M", "N"])}, ["y"])).nodes
+    plan_program(model([*turns, node("Abs", "t400", "y")], {"t0": (F, ["M", "N"])}, ["y"]))
+    halves = [node("Div" if k % 2 else "Mul", f"s{k} c{k % 2}", f"s{k + 1}") for k in range(300)]
+    nodes = [node("Shape", "x", "s0"), *halves, node("Expand", "v s300", "y")]
+    m = model(nodes, {"x": (F, ["N"])}, ["y"], {"v": np.ones(1, np.float32), "c0": np.array([2]), "c1": np.array([2])})
+    assert polydyn.compile(m, threads=1).run({"x": np.ones(3, np.float32)})["y"].shape == (3,)
+
+
 def test_more_axes_than_the_runtime_has_are_refused() -> None:
     with pytest.raises(UnsupportedError, match=r"(?s)'x' has 17 axes.*16"):
         polydyn.compile(model([node("Relu", "x", "y")], {"x": (F, [1] * 16 + ["N"])}, ["y"]))
