@@ -28,7 +28,18 @@ from polydyn.testing.notebooks import run_cell
 
 ROOT = Path(__file__).resolve().parent.parent
 FIRST = ["quickstart", "python", "concepts", "comparison"]
-BACKGROUND = ["glossary", "papers", "polyhedral", "cpu", "gpu-audit", "measurements", "versions", "licences", "ROADMAP"]
+BACKGROUND = [
+    "glossary",
+    "papers",
+    "polyhedral",
+    "cpu",
+    "gpu-audit",
+    "measurements",
+    "limits",
+    "versions",
+    "licences",
+    "ROADMAP",
+]
 """Pages of docs/ that are background, not guides."""
 CONTRIBUTING = ["first_pull_request.md"]
 MODULES = ("", ".session", ".ort", ".explore", ".explore.pictures", ".extend", ".errors")

@@ -127,6 +127,38 @@ class Clock:
         self.last = now
 
 
+class DeadlineExceeded(BaseException):
+    """A compilation has no time left. It is no Exception, so that no stage takes it for a failure of its own."""
+
+
+_DEADLINE: ContextVar[float | None] = ContextVar("polydyn_deadline", default=None)
+
+
+@contextmanager
+def until(seconds: float | None) -> Iterator[None]:
+    """Limit the block to some seconds (None: no limit, or that of a block around it).
+
+    DeadlineExceeded: raised at the first section that begins later, or by a wait for the C compiler.
+    """
+    around = _DEADLINE.get()
+    end = around if seconds is None else time.monotonic() + seconds
+    token = _DEADLINE.set(end if around is None or end is None else min(around, end))
+    try:
+        yield
+    finally:
+        _DEADLINE.reset(token)
+
+
+def seconds_left() -> float | None:
+    """Return the seconds until the deadline, or None if there is none. DeadlineExceeded: it has passed."""
+    end = _DEADLINE.get()
+    if end is None:
+        return None
+    if (left := end - time.monotonic()) <= 0:
+        raise DeadlineExceeded
+    return left
+
+
 _CLOCK: ContextVar[Clock | None] = ContextVar("polydyn_clock", default=None)
 
 
@@ -149,7 +181,8 @@ def measuring() -> Iterator[Clock]:
 
 @contextmanager
 def section(name: str) -> Iterator[None]:
-    """Attribute the time of the block to a section of the open clock."""
+    """Attribute the time of the block to a section of the open clock. DeadlineExceeded: see ``until``."""
+    seconds_left()
     clock = _CLOCK.get()
     if clock is None:
         yield

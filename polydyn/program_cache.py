@@ -8,16 +8,17 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
 from polydyn.arguments import check_threads, checked_flag, checked_path, checked_report, checked_text
 from polydyn.backends.options import Options
-from polydyn.clock import measuring, section, timed
+from polydyn.clock import DeadlineExceeded, measuring, section, timed, until
 from polydyn.debug import is_observed
 from polydyn.errors import (
     InputError,
     PolydynError,
+    UnsupportedError,
     needing_packages,
 )
 from polydyn.logs import Report, activate, note, reporting
@@ -61,6 +62,7 @@ def compile(
     cache: bool = True,
     start: str = "full",
     report: Report | None = None,
+    deadline: float | None = None,
 ) -> Program:
     """Compile an ONNX model once, for every shape.
 
@@ -80,8 +82,8 @@ def compile(
     always compiled (kernels still come from the cache of objects). ``start``: with "quick" this returns at once if the
     program is not stored. ONNX Runtime, if it is installed, or an evaluator in numpy answers calls while a process
     compiles the model; then the compiled program takes over (docs/adr/0037-quick-start.md). ``report`` is called with
-    each step of a compilation in this process (``polydyn.logs.CompileProgress``: stage, k of n, seconds). Raises
-    PolydynError, see ``polydyn.errors``.
+    each step of a compilation in this process (``polydyn.logs.CompileProgress``: stage, k of n, seconds). ``deadline``:
+    seconds after which the compilation is given up with UnsupportedError. Raises PolydynError, see ``polydyn.errors``.
     """
     check_start(start)
     if records is not None:
@@ -94,12 +96,33 @@ def compile(
         {} if symbols is None else symbols,
         read_schedules(schedules if isinstance(schedules, Iterable) else [schedules]),
     )
-    with reporting(checked_report(report)):
+    with within(deadline), reporting(checked_report(report)):
         if checked_flag(cache, "cache"):
             return cached_program(model, arguments, threads=threads, start=start)
         if start == "quick":
             return _quick(model, arguments, threads, "")
         return _compile(model, arguments, threads)
+
+
+@contextlib.contextmanager
+def within(deadline: float | None) -> Iterator[None]:
+    """Limit the compilations of the block to ``deadline`` seconds; None is no limit.
+
+    InputError: it is not a positive number. UnsupportedError: the time is over.
+    """
+    if deadline is None:
+        yield
+        return
+    if not (isinstance(deadline, (int, float)) and deadline > 0):
+        raise InputError(f"deadline is {deadline!r}", rule="deadline", remedy="a positive number of seconds, or None")
+    try:
+        with until(deadline):
+            yield
+    except DeadlineExceeded as e:
+        raise UnsupportedError(
+            f"the compilation takes longer than {deadline:g} s", rule="deadline",
+            remedy="allow more time; what was compiled so far is in the cache",
+        ) from e  # fmt: skip
 
 
 def cached_program(

@@ -5,9 +5,8 @@ from __future__ import annotations
 import contextlib
 import warnings
 from dataclasses import replace
-from pathlib import Path
 
-from polydyn.build.cache import cache_dir, cache_root
+from polydyn.build.cache import cache_dir
 from polydyn.build.eviction import cache_limit, grown, touch
 from polydyn.clock import timed
 from polydyn.errors import ArtifactError, BuildError, FallbackWarning
@@ -23,7 +22,10 @@ KIND = "programs"
 @timed("opening a stored program")
 def stored_program(key: str, *, threads: int | None = None) -> Program | None:
     """Return the program of a key; None if the cache does not have it, or its file is damaged."""
-    path = _path(key)
+    try:
+        path = cache_dir(KIND) / f"{key}.polydyn"
+    except BuildError:  # a missing or unsafe cache; compiling reports it
+        return None
     if not touch(path):
         return None
     try:
@@ -34,10 +36,6 @@ def stored_program(key: str, *, threads: int | None = None) -> Program | None:
         if f") {RUNS}: " in note:
             warnings.warn(note, FallbackWarning, stacklevel=4)
     return open_program(artifact, threads=threads)
-
-
-def _path(key: str) -> Path:
-    return cache_root() / KIND / f"{key}.polydyn"
 
 
 @timed("storing the program")

@@ -33,15 +33,33 @@ def cache_root() -> Path:
 
 
 def cache_dir(kind: str) -> Path:
-    """Return the folder of a kind in ``cache_root()``; create it for this user alone. BuildError: this failed."""
-    path = cache_root() / kind
+    """Return the folder of a kind in ``cache_root()``; create it for this user alone.
+
+    BuildError: this failed, or another user may write to the folder.
+    """
+    root = cache_root()
+    path = root / kind
     try:
-        path.mkdir(parents=True, exist_ok=True, mode=0o700)
+        root.parent.mkdir(parents=True, exist_ok=True)
+        for folder in (root, path):
+            folder.mkdir(exist_ok=True, mode=0o700)
+            _check_owner(folder)
     except OSError as e:
         raise BuildError(
             f"cannot create the cache folder for {kind}: {e}", remedy="set POLYDYN_CACHE to a writable folder"
         ) from e
     return path
+
+
+def _check_owner(folder: Path) -> None:
+    """Raise BuildError if any user may write to a folder, or another user than root owns it: its code would run."""
+    state = folder.stat()
+    if state.st_mode & 0o002 or state.st_uid not in (os.geteuid(), 0):
+        who = "every user may write to" if state.st_mode & 0o002 else f"user {state.st_uid} owns"
+        raise BuildError(
+            f"{who} the cache folder {folder}", rule="libraries of the cache are run: only you may write to it",
+            remedy=f"chmod o-w {folder}, or set POLYDYN_CACHE to a folder of your own",
+        )  # fmt: skip
 
 
 def digest(*parts: str | bytes) -> str:

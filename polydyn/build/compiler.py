@@ -26,7 +26,7 @@ from polydyn.build.compilers import (
     required_features,
 )
 from polydyn.build.features import architecture, available_cores, machine_features
-from polydyn.clock import section, timed, unit_compiled
+from polydyn.clock import seconds_left, section, timed, unit_compiled
 from polydyn.errors import BuildError
 from polydyn.logs import note, progress
 
@@ -205,18 +205,21 @@ def _children_seconds() -> float:
 
 
 def _wait_for_one(processes: Sequence[int]) -> None:
-    """Wait until one of some child processes ends, or for a moment."""
+    """Wait until one of some child processes ends, or for a moment. DeadlineExceeded: no time is left."""
     ends = select.poll()
     with ExitStack() as opened:
         for process in processes:
             try:
                 end = os.pidfd_open(process)
             except (AttributeError, OSError):
+                seconds_left()
                 time.sleep(POLL_SECONDS)
                 return
             opened.callback(os.close, end)
             ends.register(end, select.POLLIN)
-        ends.poll()
+        left = seconds_left()
+        ends.poll(None if left is None else 1000 * left)
+    seconds_left()
 
 
 def build_library(units: Mapping[str, str], headers: Mapping[str, str], target: str = "cpu") -> Library:
@@ -261,6 +264,7 @@ def _compile_error(compiler: Compiler, name: str, work: Path) -> BuildError:
 def _link(compiler: Compiler, objects: Sequence[str], work: Path) -> bytes:
     command = [*compiler.command, *objects, *link_flags(compiler), "-o", "lib.so"]
     process = subprocess.run(command, cwd=work, env=environment(work), capture_output=True, text=True)
+    seconds_left()
     if process.returncode or not (work / "lib.so").exists():
         raise BuildError(
             f"{shlex.join(compiler.command)} could not link:\n{process.stderr[:4000]}",

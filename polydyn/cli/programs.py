@@ -26,24 +26,31 @@ if TYPE_CHECKING:
 @click.argument("model")
 @click.option("-o", "--output", help="The artifact to write; by default MODEL.polydyn in this folder.")
 @click.option("--timing", is_flag=True, help="Show where the time goes. A stored program only opens; see --no-cache.")
+@click.option("--deadline", type=click.FloatRange(min=0, min_open=True), help="Give up after this many seconds.")
 @as_json
 @of_machine
-def compile_(model: str, output: str | None, timing: bool, as_json: bool, settings: CompileSettings) -> None:
+def compile_(
+    model: str, output: str | None, timing: bool, deadline: float | None, as_json: bool, settings: CompileSettings
+) -> None:
     """Compile MODEL into an artifact, which runs without a compiler.
 
     MODEL is an ONNX file, or a folder that Hugging Face's transformers wrote.
     """
+    from polydyn.program_cache import within
+
     output = output or default_output(model)
     start = time.perf_counter()
     if settings.foreign:
         from polydyn.build.features import architecture
 
-        arch = settings.write(model, output).manifest["architecture"]
+        with within(deadline):
+            arch = settings.write(model, output).manifest["architecture"]
         result = {"output": output, "bytes": Path(output).stat().st_size, "architecture": arch}
         needs = "" if arch != architecture() else " with the processor features of its target"
         answer(as_json, result, f"{output}: {result['bytes'] / 1e6:.1f} MB, opens on {arch}{needs}")
         return
-    program = settings.compile(model)
+    with within(deadline):
+        program = settings.compile(model)
     seconds = time.perf_counter() - start
     program.save(output)
     peak = max(resource.getrusage(who).ru_maxrss for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)) / 1024

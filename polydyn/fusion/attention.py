@@ -14,7 +14,7 @@ from dataclasses import replace
 from polydyn.fusion.plan import FusedGroup, FusionPlan
 from polydyn.fusion.rows import node_rows
 from polydyn.graph.ir import Compute, Graph, dim_name, reduction_name
-from polydyn.graph.rewriting import compose
+from polydyn.graph.rewriting import compose, composed_size
 from polydyn.schedules.expr import FLOATS, Const, Load, Op, Value, loads, walk
 from polydyn.schedules.index import ONE, Index
 
@@ -96,11 +96,17 @@ def _parts(
     return reason
 
 
+MAX_SCORE_VALUES = 4096
+"""Maximum operations and loads of a softmax with the maps before it. Maps that read others twice double it."""
+
+
 def has_softmax(scores: FusedGroup, rows: FusedGroup) -> bool:
     """Check whether the rows divide exponentials of the product's results by their sum."""
     product, *after = scores.nodes
     nodes = (*after, *rows.nodes)
     maps = [n for n in nodes if n.is_map]
+    if any(composed_size(n, maps) > MAX_SCORE_VALUES for n in nodes):
+        return False
     composed = {n.output: compose(n, maps).body for n in nodes}
 
     def is_weight(v: Value) -> bool:

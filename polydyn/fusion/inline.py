@@ -38,6 +38,10 @@ MAX_INLINE_OPERATIONS = 6
 """Maximum operations of a map without loads (iota, sizes) that its readers recompute."""
 
 
+MAX_DEPTH = 32
+"""Maximum views and maps, one before the other, through which a permutation looks for rows."""
+
+
 def inline_views(graph: Graph, cuda: bool = False) -> Graph:
     """Remove views and trivial maps from the graph. Those that are graph outputs stay as copies.
 
@@ -162,12 +166,13 @@ def absorb_permutations(graph: Graph) -> Graph:
         own = isinstance(source, Compute) and not source.is_view and name not in fixed and len(consumers[name]) == 1
         return source if own and isinstance(source, Compute) else None
 
-    def straight(x: Load, last: str) -> bool:
-        """Check whether a load reads rows of the last axis, seen through views and maps before it."""
+    def straight(x: Load, last: str, depth: int = 0) -> bool:
+        """Check whether a load reads rows of the last axis, seen through at most MAX_DEPTH views and maps before it."""
         node = nodes.get(x.buffer)
         source = node if isinstance(node, Compute) and node.is_view else movable(x.buffer)
         if source is not None and source.is_map:
-            return all(straight(y, last) for y in dict.fromkeys(loads(source.at(x.index))))
+            inside = dict.fromkeys(loads(source.at(x.index)))
+            return depth < MAX_DEPTH and all(straight(y, last, depth + 1) for y in inside)
         return all(last not in i.symbols() for i in x.index[:-1])
 
     def absorbed(n: Compute, x: Load) -> bool:

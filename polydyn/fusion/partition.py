@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 
 from polydyn.fusion.plan import FusedGroup, FusionPlan, Rows
 from polydyn.fusion.traffic import may_rise
+from polydyn.graph.rewriting import composed_size
 
 
 @dataclass(frozen=True)
@@ -26,6 +27,9 @@ class Join:
 
 MAX_NODES = 48
 """Maximum nodes of a group. The cost of schedules and proofs grows with the square of this number."""
+
+MAX_VALUES = 1024
+"""Maximum operations and loads of one expression of a product's results. Maps that read others twice double it."""
 
 Rule = Callable[[FusionPlan, FusedGroup, FusedGroup], "Join | str | None"]
 """``rule(plan, producer, reader)`` returns a Join, a reason against it, or None if the rule does not cover the pair."""
@@ -47,7 +51,8 @@ def join_groups(plan: FusionPlan, rule: Rule) -> FusionPlan:
 class Partition:
     """Groups under construction, each numbered by the position of its first node.
 
-    ``before`` maps each group to the bit set of the groups that must run first.
+    ``before`` maps each group to the bit set of the groups that must run first. Bits of joined groups stay in the sets
+    and have no meaning; the group that absorbed them has its own bit there.
     """
 
     def __init__(self, plan: FusionPlan) -> None:
@@ -65,6 +70,7 @@ class Partition:
             k = self.home.setdefault(w.target, len(self._position) + len(self._concats))
             self._concats.setdefault(k, set()).add(t)
         self.before = self._closure()
+        self._current = sum(1 << g for g in self.before)
 
     def _place(self, k: int, g: FusedGroup) -> None:
         self.groups[k] = g
@@ -72,7 +78,7 @@ class Partition:
 
     def order(self) -> list[int]:
         """Return the groups, producers first."""
-        return sorted(self.groups, key=lambda g: (self.before[g].bit_count(), g))
+        return sorted(self.groups, key=lambda g: ((self.before[g] & self._current).bit_count(), g))
 
     def reads(self, g: int) -> set[int]:
         """Return the groups (and concatenations) whose results a group reads."""
@@ -91,7 +97,7 @@ class Partition:
         """
         verdict = rule(self._plan, self.groups[a], self.groups[b])
         if isinstance(verdict, Join):
-            verdict = self._too_many(a, b) or self.cycle(a, b) or self._rise(a, b) or verdict
+            verdict = self._too_many(a, b, verdict) or self.cycle(a, b) or self._rise(a, b) or verdict
         if verdict is None or isinstance(verdict, str):
             if verdict:
                 self._record_reason(a, b, verdict)
@@ -108,9 +114,16 @@ class Partition:
                     return f"a cycle: {through} must run between the two (convexity)"
         return None
 
-    def _too_many(self, a: int, b: int) -> str | None:
-        many = len(self.groups[a].nodes) + len(self.groups[b].nodes) > MAX_NODES
-        return f"together they have more than {MAX_NODES} nodes, and a kernel is proven as a whole" if many else None
+    def _too_many(self, a: int, b: int, join: Join) -> str | None:
+        x, y = self.groups[a], self.groups[b]
+        if len(x.nodes) + len(y.nodes) > MAX_NODES:
+            return f"together they have more than {MAX_NODES} nodes, and a kernel is proven as a whole"
+        if join.kind == "contract":  # its results are one expression each over the product's accumulator
+            nodes = self._joined(a, b, join).nodes
+            maps = [n for n in nodes if n.is_map]
+            if any(composed_size(n, maps) > MAX_VALUES for n in y.nodes):
+                return f"together they compute an expression of more than {MAX_VALUES} values"
+        return None
 
     def _rise(self, a: int, b: int) -> str | None:
         apart = [self.groups[a], self.groups[b]]
@@ -128,7 +141,11 @@ class Partition:
         self._place(a, self._joined(a, b, join))
         del self.groups[b]
         mine, both = 1 << a, 1 << a | 1 << b
-        below = (self.before[a] | self.before.pop(b)) & ~both
+        above, beside = self.before[a], self.before.pop(b)
+        self._current &= ~(1 << b)
+        if beside & mine and not beside & self._current & ~(above | mine):
+            return  # every group that must run after ``a`` or ``b`` has all of their bits already
+        below = (above | beside) & ~both
         self.before[a] = below
         for g, mask in self.before.items():
             if g != a and mask & both:

@@ -90,6 +90,11 @@ class FusionPlan:
         return {t: tuple(r) for t, r in out.items()}
 
     @cached_property
+    def concatenations(self) -> frozenset[str]:
+        """Tensors that are written in parts."""
+        return frozenset(w.target for w in self.windows.values())
+
+    @cached_property
     def stored(self) -> frozenset[str]:
         """Tensors that must be in memory for any reader: outputs, and parts of concatenations."""
         return frozenset((*self.graph.outputs, *self.windows))
@@ -105,9 +110,11 @@ class FusionPlan:
     def why_apart(self, group: FusedGroup) -> tuple[str, ...]:
         """Return one line for each tensor that a group reads from another group: why the two are separate kernels."""
         outputs = {n.output for n in group.nodes}
-        others = ({n.output for n in self.graph.nodes} | {w.target for w in self.windows.values()}) - outputs
-        pairs = [(t, n.output) for n in group.nodes for t in self.inputs[n.output] if t in others]
-        parts = {w.target: "it is a concatenation that several kernels write" for w in self.windows.values()}
+        pairs = [
+            (t, n.output) for n in group.nodes for t in self.inputs[n.output]
+            if (t in self.inputs or t in self.concatenations) and t not in outputs
+        ]  # fmt: skip
+        parts = dict.fromkeys(self.concatenations, "it is a concatenation that several kernels write")
         default = "no pass that is on joins such a pair"
         return tuple(f"{r}: apart from {t}: {self.refused.get((t, r), parts.get(t, default))}" for t, r in pairs)
 

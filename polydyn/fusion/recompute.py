@@ -14,12 +14,15 @@ from polydyn.fusion.facts import facts_of
 from polydyn.fusion.plan import FusedGroup, FusionPlan
 from polydyn.fusion.traffic import may_rise
 from polydyn.graph.ir import Compute, Graph, iterators, value_size
-from polydyn.graph.rewriting import compose
+from polydyn.graph.rewriting import compose, composed_size
 from polydyn.schedules.expr import Op, loads, walk
 from polydyn.schedules.index import product
 
 MAX_OPERATIONS = 6
 """Maximum operations of a value that is recomputed."""
+MAX_VALUES = 8 * MAX_OPERATIONS
+"""Maximum operations and loads of a value that is examined: operations of a few operands have fewer."""
+TOO_MUCH = "it costs more than a few simple operations"
 CHEAP_OPS = frozenset(
     ("add", "sub", "mul", "max", "min", "neg", "abs", "cast", "where", "select", "and", "or", "xor", "not")
 ) | {"lt", "le", "eq", "ne", "gt", "ge"}  # fmt: skip
@@ -47,6 +50,8 @@ def recompute_producers(plan: FusionPlan) -> FusionPlan:
 
 def _dissolved(plan: FusionPlan, g: FusedGroup, readers: list[FusedGroup]) -> FusionPlan | str:
     """Return the plan with one group dissolved into its readers, or the reason against it."""
+    if composed_size(g.nodes[-1], g.nodes[:-1]) > MAX_VALUES:
+        return TOO_MUCH
     producer = compose(g.nodes[-1], g.nodes[:-1])
     reason = _too_much(plan, producer, readers)
     if reason:
@@ -65,7 +70,7 @@ def _too_much(plan: FusionPlan, producer: Compute, readers: list[FusedGroup]) ->
     """Return the reason if recomputing a group costs too much, whatever the bytes."""
     operations = [v.name for v in walk(producer.body) if isinstance(v, Op)]
     if value_size(producer.body) > MAX_OPERATIONS or not set(operations) <= CHEAP_OPS:
-        return "it costs more than a few simple operations"
+        return TOO_MUCH
     size = product(plan.graph.tensors[producer.output].shape)
     for r in readers:
         if r.kind != "nest":

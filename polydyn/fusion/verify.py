@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from polydyn.errors import PolydynError
 from polydyn.fusion.plan import FusedGroup, FusionPlan
 
@@ -20,6 +22,7 @@ def verify_plan(plan: FusionPlan) -> None:
     """
     position = {n.output: k for k, n in enumerate(plan.graph.nodes)}
     launch: dict[str, int] = {}
+    readers = _readers(plan)
     for k, g in enumerate(plan.groups):
         at = [position[n.output] for n in g.nodes]
         if at != sorted(at):
@@ -28,7 +31,7 @@ def verify_plan(plan: FusionPlan) -> None:
             if n.output in launch:
                 raise _bug("a node in two groups", n.output)
             launch[n.output] = k
-        if g.outputs != (found := _outputs(plan, g)):
+        if g.outputs != (found := _outputs(g, readers)):
             raise _bug(f"a group with the outputs {g.outputs}, not {found}", g.nodes[0].output)
         _verify_rows(plan, g)
     parts: dict[str, list[str]] = {}
@@ -44,12 +47,23 @@ def verify_plan(plan: FusionPlan) -> None:
                         raise _bug(f"{n.output} reads it before it is whole", part)
 
 
-def _outputs(plan: FusionPlan, g: FusedGroup) -> tuple[str, ...]:
-    """Return the tensors of a group that are needed outside it, computed from the nodes alone."""
+CALLER = ""
+"""Reader of the model's outputs, and of parts of a concatenation: no node has this name."""
+
+
+def _readers(plan: FusionPlan) -> dict[str, set[str]]:
+    """Map each tensor to the outputs of the nodes that read it, and CALLER, computed from the nodes alone."""
+    readers: dict[str, set[str]] = {t: {CALLER} for t in (*plan.graph.outputs, *plan.windows)}
+    for n in plan.graph.nodes:
+        for t in n.inputs:
+            readers.setdefault(t, set()).add(n.output)
+    return readers
+
+
+def _outputs(g: FusedGroup, readers: Mapping[str, set[str]]) -> tuple[str, ...]:
+    """Return the tensors of a group that are needed outside it."""
     inside = {n.output for n in g.nodes}
-    outside = {t for n in plan.graph.nodes if n.output not in inside for t in n.inputs}
-    needed = outside | set(plan.graph.outputs) | set(plan.windows)
-    return tuple(n.output for n in g.nodes if n.output in needed)
+    return tuple(n.output for n in g.nodes if readers.get(n.output, set()) - inside)
 
 
 def _verify_rows(plan: FusionPlan, g: FusedGroup) -> None:

@@ -13,10 +13,14 @@ import onnx
 import onnx.defs
 import onnx.helper
 
-from polydyn.errors import ModelError
+from polydyn.errors import ModelError, UnsupportedError
 
 Key: TypeAlias = tuple[str, str, str]
 """Domain, name and overload of a function."""
+
+
+MAX_NODES = 1_000_000
+"""Maximum nodes of a model with functions. Each function that calls another one twice doubles them."""
 
 
 def opsets_of(imports: Iterable[onnx.OperatorSetIdProto]) -> dict[str, int]:
@@ -25,17 +29,29 @@ def opsets_of(imports: Iterable[onnx.OperatorSetIdProto]) -> dict[str, int]:
 
 
 def functions_of(proto: onnx.ModelProto) -> dict[Key, onnx.FunctionProto]:
-    """Return the local functions of a model. Raises ModelError if one calls itself."""
+    """Return the local functions of a model.
+
+    Raises ModelError if one calls itself, and UnsupportedError if all calls together have more than MAX_NODES nodes.
+    """
     functions = {(_domain(f.domain), f.name, f.overload): f for f in proto.functions}
     calls = {k: set(map(called, _every(f.node))) for k, f in functions.items()}
+    nodes: dict[Key, int] = {}
     while free := [k for k, inner in calls.items() if not inner & calls.keys()]:
         for k in free:
             del calls[k]
+            nodes[k] = sum(nodes.get(called(n), 1) for n in _every(functions[k].node))
     if calls:
         domain, name, _ = min(calls)
         raise ModelError(
             f"the function {domain}::{name} calls itself", rule="functions of ONNX are not recursive",
             remedy="export the model again",
+        )  # fmt: skip
+    whole = sum(nodes.get(called(n), 1) for n in _every(proto.graph.node)) if functions else 0
+    if whole > MAX_NODES:
+        raise UnsupportedError(
+            f"the model has {whole} nodes with those of its calls of functions",
+            rule=f"a model has at most {MAX_NODES} nodes after every call is replaced by the function's nodes",
+            remedy="export the model without functions that call others many times",
         )  # fmt: skip
     return functions
 

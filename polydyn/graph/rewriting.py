@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from polydyn.graph.ir import Compute, Dim, Graph, Node, Tensor
-from polydyn.schedules.expr import Array, Load, Value, map_index, transform
+from polydyn.schedules.expr import Array, Load, Value, map_index, transform, walk
 from polydyn.schedules.index import Index
 from polydyn.schedules.ranges import Ranges, simplify
 
@@ -61,6 +61,20 @@ def compose(n: Compute, maps: Iterable[Compute], ranges: Ranges | None = None) -
         return inside if ranges is None else map_index(inside, lambda i: simplify(i, ranges))
 
     return replace(n, body=transform(n.body, inline))
+
+
+def composed_size(n: Compute, maps: Iterable[Compute]) -> int:
+    """Return the number of values in ``compose(n, maps)``, without building it: it doubles with each map that reads
+    another one twice. ``maps``: producers before readers.
+    """
+    sizes: dict[str, int] = {}
+
+    def size(body: Value) -> int:
+        return sum(sizes.get(v.buffer, 1) if isinstance(v, Load) else 1 for v in walk(body))
+
+    for m in maps:
+        sizes[m.output] = size(m.body)
+    return size(n.body)
 
 
 def live_nodes(nodes: Iterable[Node], outputs: Iterable[str]) -> tuple[Node, ...]:

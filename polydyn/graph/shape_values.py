@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
+from functools import lru_cache
 from math import lcm
 from typing import Any, TypeAlias
 
@@ -18,7 +19,7 @@ import numpy as np
 from polydyn.graph.dtypes import numpy_dtype, onnx_dtype
 from polydyn.graph.operators.registry import OnnxNode
 from polydyn.schedules.expr import FLOATS, Array
-from polydyn.schedules.index import ZERO, Index, maximum, minimum, product
+from polydyn.schedules.index import ZERO, Atom, Index, maximum, minimum, product
 from polydyn.shapes.context import ShapeContext
 
 MAX_ELEMENTS = 1024
@@ -27,6 +28,10 @@ MAX_DENOMINATOR = 1 << 12
 """Maximum denominator of a float that counts as an exact fraction."""
 MAX_POWER = 8
 """Maximum exponent of a size."""
+
+
+MAX_DEPTH = 32
+"""Maximum nested divisions, minima and maxima of a size. Deeper arithmetic has no formula: programs compute it."""
 
 
 @dataclass(frozen=True)
@@ -92,9 +97,19 @@ def infer_value(node: OnnxNode, inputs: list[Array], dtype: str, facts: ShapeCon
     for i in np.ndindex(*out.shape):
         operands = [a[i] for a in flat]
         x = None if any(o is None for o in operands) else rule(_Asked(node, dtype, facts), *operands)
-        if x is not None:
+        if x is not None and _depth(x.top if isinstance(x, Ratio) else x) <= MAX_DEPTH:
             out[i] = Ratio(facts.canonical(x.top), x.bottom) if isinstance(x, Ratio) else facts.canonical(x)
     return in_range(out, dtype, node.op in ("Cast", "CastLike"))
+
+
+def _depth(x: Index) -> int:
+    """Return the number of nested divisions, minima and maxima."""
+    return max((_atom_depth(a) for a in x.atoms() if isinstance(a, Atom)), default=0)
+
+
+@lru_cache(maxsize=1 << 14)
+def _atom_depth(a: Atom) -> int:
+    return 1 + max(map(_depth, a.args), default=0)
 
 
 NARROW_DTYPES = ("int8", "int16", "uint8", "uint16", "uint32", "uint64")

@@ -18,6 +18,9 @@ from polydyn.errors import ArtifactError, InputError, UnwritableError
 DONE, RUNNING, GONE = "done", "running", "gone"
 """Outcomes in addition to those of ``polydyn.jobs.work``. ``gone``: it was done, but its output no longer exists."""
 
+VERSION = 1
+"""Version of the tables, the ``user_version`` of the file."""
+
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS run (
     id INTEGER PRIMARY KEY, began REAL NOT NULL, ended REAL, version TEXT NOT NULL, workers TEXT NOT NULL
@@ -75,9 +78,16 @@ class Ledger:
         """Open or create a ledger. ArtifactError: it is another kind of file, or not writable."""
         try:
             db = sqlite3.connect(path, timeout=60.0, isolation_level=None)
+            (version,) = db.execute("PRAGMA user_version").fetchone()
+            if version not in (0, VERSION):  # 0: a new file, or one of the first version, which had no number
+                raise ArtifactError(
+                    f"the ledger {path} is of version {version}, this polydyn reads version {VERSION}",
+                    rule="one version of ledgers", remedy="use the polydyn that wrote it, or delete the batch's folder",
+                )  # fmt: skip
             db.execute("PRAGMA journal_mode = WAL")
             db.execute("PRAGMA synchronous = NORMAL")
             db.executescript(_SCHEMA)
+            db.execute(f"PRAGMA user_version = {VERSION}")
         except sqlite3.Error as e:
             raise ArtifactError(
                 f"the ledger {path} cannot be used ({e})", rule="one ledger per job file", remedy="free space, move it"

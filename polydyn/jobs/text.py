@@ -51,7 +51,25 @@ def read_text(path: Path) -> Entry:
         ) from e
     if node is None:
         raise InputError(f"{path.name} is empty", rule="job files", remedy="write jobs: and a list below it")
+    if _count(node, {}) > MAX_ENTRIES:
+        raise InputError(
+            f"{path.name} has more than {MAX_ENTRIES} values with those of its aliases", rule="job files",
+            remedy="write fewer jobs in one file, and no alias inside its own anchor",
+        )  # fmt: skip
     return _entry(path.name, node, node.start_mark.line + 1)
+
+
+MAX_ENTRIES = 1_000_000
+"""Maximum values of a file. Lists of aliases of lists of aliases double them in every line."""
+
+
+def _count(node: Any, counts: dict[int, int]) -> int:
+    """Return the number of values below a node, with each alias replaced. A node inside itself has too many."""
+    if id(node) not in counts:
+        counts[id(node)] = MAX_ENTRIES + 1  # until it is known
+        below = [value for _, value in node.value] if node.id == "mapping" else node.value
+        counts[id(node)] = 1 + sum(_count(x, counts) for x in below) if node.id != "scalar" else 1
+    return counts[id(node)]
 
 
 def _yaml() -> Any:

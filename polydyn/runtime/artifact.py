@@ -51,6 +51,9 @@ MAX_COPIED_BYTES = 1 << 24
 whether the file was changed, which takes 1 to 8 us.
 """
 
+MAX_UNPACKED_BYTES = 1 << 30
+"""Maximum bytes of all members other than the weights after decompression."""
+
 Bytes = npt.NDArray[np.uint8]
 ZIP = b"PK\x03\x04"
 """The first bytes of a saved program."""
@@ -174,8 +177,10 @@ def read_artifact(path: str | os.PathLike[str], *, check_machine: bool = True) -
     """
     try:
         with zipfile.ZipFile(path) as z:
+            _check_members(z)
             manifest = _read_manifest(z, path)
             hashes = manifest["sha256"]
+            _check_names(z, hashes)
             data = {n: z.read(n) for n in hashes if n != WEIGHTS}
             weights = _map_weights(z, path, manifest["weights"])
             mapped = weights.size > MAX_COPIED_BYTES
@@ -210,6 +215,30 @@ def _damaged(path: str | os.PathLike[str], problem: str) -> ArtifactError:
     if not is_artifact(path):
         remedy = "if it is a model, compile it first: polydyn compile MODEL -o FILE"
     return ArtifactError(f"{path} is damaged or not a polydyn artifact: {problem}", remedy=remedy)
+
+
+def _check_members(z: zipfile.ZipFile) -> None:
+    """Raise BadZipFile for members that overlap, or that would fill the memory."""
+    end, whole = 0, 0
+    for info in sorted(z.infolist(), key=lambda i: i.header_offset):
+        if info.header_offset < end:
+            raise zipfile.BadZipFile(f"member {info.filename} overlaps another one")
+        end = info.header_offset + info.compress_size
+        whole += info.file_size if info.filename != WEIGHTS else 0
+    if whole > MAX_UNPACKED_BYTES:
+        raise zipfile.BadZipFile(f"its members unpack to {whole} bytes, at most {MAX_UNPACKED_BYTES} are read")
+
+
+def _check_names(z: zipfile.ZipFile, hashes: Mapping[str, str]) -> None:
+    """Raise BadZipFile unless every member is there once, has a hash, and has the name of a file below a folder."""
+    names = z.namelist()
+    for name in names:
+        if names.count(name) > 1:
+            raise zipfile.BadZipFile(f"member {name} is there twice")
+        if name != MANIFEST and name not in hashes:
+            raise zipfile.BadZipFile(f"member {name} has no hash")
+        if "\\" in name or any(part in ("", ".", "..") for part in name.split("/")):
+            raise zipfile.BadZipFile(f"member {name} has a path instead of a name")
 
 
 def _read_manifest(z: zipfile.ZipFile, path: str | os.PathLike[str]) -> dict[str, Any]:

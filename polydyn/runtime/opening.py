@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable
 
 from polydyn.arguments import checked_path
-from polydyn.errors import ArtifactError
+from polydyn.errors import ArtifactError, InputError, needing_packages
 from polydyn.runtime.artifact import Artifact, read_artifact
 from polydyn.runtime.program import Program
 
@@ -56,12 +56,25 @@ def _open(artifact: Artifact, threads: int | None, compilations: int) -> Program
     return kind(Program)(artifact, threads=threads, compilations=compilations)
 
 
-def load(path: str | os.PathLike[str], *, threads: int | None = None) -> Program:
+TRUST = ("code", "sources")
+"""Values of ``trust``: what of a saved program may run."""
+
+
+def load(path: str | os.PathLike[str], *, threads: int | None = None, trust: str = "code") -> Program:
     """Open a saved program; this needs no compiler and imports only numpy. A device program is a ``CudaProgram``.
     ``threads``: threads per call, by default the number it was saved with, else all cores.
 
     Every byte of the file is checked against its hash; large weights stay mapped. Loading runs native code from the
-    file: hashes detect damage, but they are not signatures. ArtifactError: the file is damaged, or made for another
-    version or processor.
+    file: hashes detect damage, but they are not signatures. ``trust="sources"`` uses no machine code of the file: this
+    machine's compiler builds its C texts again, after checks (SECURITY.md says against what this helps).
+    ArtifactError: the file is damaged, made for another version or processor, or cannot be built from its sources.
     """
-    return open_program(read_artifact(checked_path(path, error=ArtifactError)), threads=threads)
+    if trust not in TRUST:
+        raise InputError(f"trust is {trust!r}", rule="trust", remedy=" or ".join(map(repr, TRUST)))
+    checked = checked_path(path, error=ArtifactError)
+    if trust == "code":
+        return open_program(read_artifact(checked), threads=threads)
+    with needing_packages('polydyn.load(trust="sources")'):
+        from polydyn.program.from_sources import rebuilt  # the only use of a compiler here
+
+    return open_program(rebuilt(read_artifact(checked, check_machine=False), str(path)), threads=threads)

@@ -88,6 +88,18 @@ class Record:
         return dict(self.values)[name]
 
 
+_OBJECTS = "SELECT type, name, sql FROM sqlite_master ORDER BY name"
+
+
+def _foreign_object(db: sqlite3.Connection) -> str:
+    """Return a table, view or trigger of a file that ``_SCHEMA`` does not make, or ""."""
+    with closing(sqlite3.connect(":memory:")) as own:
+        own.executescript(_SCHEMA)
+        expected = own.execute(_OBJECTS).fetchall()
+    others = [o for o in db.execute(_OBJECTS).fetchall() if o not in expected]
+    return f"it has the {others[0][0]} {others[0][1]}" if others else ""
+
+
 class Records:
     """An open record file. ``Records.open`` creates or opens one; use it as a context manager."""
 
@@ -135,7 +147,7 @@ class Records:
         except BaseException:
             db.close()
             raise
-        if verdict != "ok":
+        if verdict != "ok" or (verdict := _foreign_object(db)):
             db.close()
             raise _refusal(p, f"is damaged ({verdict})", _RESTORE)
         return records

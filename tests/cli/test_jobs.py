@@ -99,7 +99,8 @@ def test_json_and_yaml_say_the_same(models: Path) -> None:
 def test_every_argument_of_compile_and_tune_is_a_key() -> None:
     arguments = {*inspect.signature(polydyn.compile).parameters, *inspect.signature(polydyn.tune).parameters}
     keys = {*KEYS, *TUNE_KEYS, *("options", "report", "cache")}
-    assert arguments - keys == {"seen", "start"}, "seen is the key shapes of tune; a batch has no quick start"
+    others = {"seen", "start", "deadline"}  # keys shapes of tune and timeout; a batch has no quick start
+    assert arguments - keys == others
     assert {f.name for f in fields(Options)} <= set(KEYS)
 
 

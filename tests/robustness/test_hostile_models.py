@@ -257,6 +257,33 @@ def test_a_function_that_calls_itself_is_refused() -> None:
         polydyn.compile(m)
 
 
+def test_functions_that_double_the_nodes_are_refused() -> None:
+    def nested(depth: int) -> onnx.ModelProto:
+        m = model([helper.make_node("f0", ["x"], ["y"], domain="local")], X, ["y"])
+        m.opset_import.append(helper.make_opsetid("local", 1))
+        opsets = list(m.opset_import)
+        for k in range(depth):
+            op, domain = (f"f{k + 1}", "local") if k + 1 < depth else ("Abs", "")
+            body = [helper.make_node(op, [a], [b], domain=domain) for a, b in ("at", "tb")]
+            m.functions.append(helper.make_function("local", f"f{k}", ["a"], ["b"], body, opsets))
+        return m
+
+    assert len(import_model(nested(3)).nodes) == 8
+    with pytest.raises(UnsupportedError, match=f"has {2**40} nodes with those of its calls of functions"):
+        import_model(nested(40))
+
+
+def test_long_chains_of_views_and_of_shape_arithmetic_are_compiled() -> None:
+    """Both recursed once for each node. A size with more than 32 nested divisions is computed by the program."""
+    turns = [node("Transpose", f"t{k}", f"t{k + 1}", perm=[1, 0]) for k in range(400)]
+    assert import_model(model([*turns, node("Abs", "t400", "y")], {"t0": (F, ["M", "N"])}, ["y"])).nodes
+    plan_program(model([*turns, node("Abs", "t400", "y")], {"t0": (F, ["M", "N"])}, ["y"]))
+    halves = [node("Div" if k % 2 else "Mul", f"s{k} c{k % 2}", f"s{k + 1}") for k in range(300)]
+    nodes = [node("Shape", "x", "s0"), *halves, node("Expand", "v s300", "y")]
+    m = model(nodes, {"x": (F, ["N"])}, ["y"], {"v": np.ones(1, np.float32), "c0": np.array([2]), "c1": np.array([2])})
+    assert polydyn.compile(m, threads=1).run({"x": np.ones(3, np.float32)})["y"].shape == (3,)
+
+
 def test_more_axes_than_the_runtime_has_are_refused() -> None:
     with pytest.raises(UnsupportedError, match=r"(?s)'x' has 17 axes.*16"):
         polydyn.compile(model([node("Relu", "x", "y")], {"x": (F, [1] * 16 + ["N"])}, ["y"]))
