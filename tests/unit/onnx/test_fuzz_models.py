@@ -25,7 +25,7 @@ from polydyn.testing.after_passes import evaluate_plan
 from polydyn.testing.authorities import Array, Refused, Runtime, difference, second_opinion
 from polydyn.testing.disputes import disputed_node, goes_beyond, open_question, stretches
 from polydyn.testing.drafts import STRANGE
-from polydyn.testing.fuzz_models import minimised, run_seed
+from polydyn.testing.fuzz_models import Settings, minimised, run_seed
 from polydyn.testing.model_check import Check, Depth, everything, overflows
 from polydyn.testing.random_onnx import THEMES, random_case
 
@@ -79,7 +79,7 @@ def test_a_model_is_a_function_of_its_seed() -> None:
 
 @pytest.mark.parametrize("theme", THEMES)
 def test_models_agree_after_every_pass(theme: str) -> None:
-    result = run_seed(50, theme, Depth.PASSES, "", frozenset())
+    result = run_seed(50, settings=Settings(theme, compile=0, plan=0))
     assert result.finding is None, result.finding
 
 
