@@ -89,6 +89,8 @@ class Campaign:
     ) -> None:  # fmt: skip
         """``unit``: the word for cases. ``say`` prints a line."""
         self.run_seed, self.seeds, self.jobs, self.ask, self.unit, self.say = run, seeds, jobs, ask, unit, say
+        self.stops: Callable[[Result], bool] = lambda _: False
+        """Returns whether a result ends the campaign."""
         self.known = set[tuple[str, ...]]()
         self.counts: Counter[str] = Counter()
         self.refusals: Counter[str] = Counter()
@@ -104,6 +106,8 @@ class Campaign:
                 spent = time.monotonic() - start
                 counts = dict(sorted(self.counts.items()))
                 self.say(f"{done} {self.unit}, {len(self.failures)} failures, {spent:.0f} s; {counts}")
+            if self.stops(result):
+                break
         for why, n in self.refusals.most_common():
             self.say(f"refused {n} times: {why}")
         return 1 if self.failures else 0

@@ -43,6 +43,8 @@ ROUNDINGS = 8
 """Tolerated error in a precision that rounds operands, in roundings of one operand."""
 REPEATS = 3
 """Number of calls with more threads: a race shows only now and then."""
+ROUNDING_PASS = "halves"
+"""The pass that rounds the operands of products in some precisions; other passes do not."""
 ANY = Cell()
 
 
@@ -76,6 +78,8 @@ class Check:
     ) -> None:  # fmt: skip
         self.model, self.calls, self.depth, self.foreign = model, calls, depth, foreign
         self.cell, self.seed = cell, seed
+        self.rounds = False
+        """Whether a pass before this stage rounds operands."""
         self.out = Outcome()
         self.expected: list[Mapping[str, Array] | None] = []
         self.runtime: Runtime | None = None
@@ -130,6 +134,7 @@ class Check:
             return
         for stage in stages(graph, self.cell.target, self.cell.options(self.seed)):
             self.out.reached["pass", stage.name.removeprefix("pass ")] += stage.name.startswith("pass ")
+            self.rounds = self.rounds or stage.name == f"pass {ROUNDING_PASS}"
             refused = 0
             for k, (_, feeds) in enumerate(self.calls):
                 want = self.expected[k]
@@ -232,7 +237,7 @@ class Check:
             "program",
         ):  # passes may keep an output in the shape that it has before a last reshape
             arrays = {n: a.reshape(want[n].shape) if a.size == want[n].size else a for n, a in arrays.items()}
-        rounding = self.cell.rounding if stage == "program" else 0.0
+        rounding = self.cell.rounding if self.rounds or stage == "program" else 0.0
         message = difference(arrays, want, ROUNDINGS * rounding)
         if not message:
             return True
