@@ -140,7 +140,7 @@ def quick_build() -> Iterator[None]:
 
 @contextmanager
 def shared_out(prefer: int | None = None) -> Iterator[None]:
-    """Share out every launch among threads, however small. ``prefer``: seed of the order of versions (``preferring``)."""
+    """Share out every launch among threads, however small. ``prefer``: the seed of ``preferring``."""
     plan = launches.host_plan
 
     def shared(*args: Any, **more: Any) -> Any:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import sys
 from collections import Counter
 from functools import partial
 from pathlib import Path
@@ -113,6 +114,8 @@ def test_a_rounded_precision_tolerates_its_rounding_only() -> None:
     assert difference({"y": np.int32([1])}, {"y": np.int32([2])}, 2.0**-5)
     moved = nudged(onnx.ModelProto(), want, 0, 0.5)[1]["y"]
     assert np.abs(moved - want["y"]).max() > 0.01
+    ends = {"y": np.full(50, np.finfo(np.float32).max)}
+    assert np.isfinite(nudged(onnx.ModelProto(), ends, 0, 0.5)[1]["y"]).all()
 
 
 # -- the frame ---------------------------------------------------------------------------------------------------------
@@ -173,6 +176,14 @@ def test_a_command_lists_cells_and_rejects_unknown_ones() -> None:
     wrong = CliRunner().invoke(main, ["fuzz", "--models", "1", "--cell", "target=tpu"])
     assert wrong.exit_code == 1 and "unknown cell" in wrong.output
     assert CliRunner().invoke(main, ["fuzz", "--theme", "nothing"]).exit_code == 2
+
+
+def test_a_wheel_lacks_the_campaign(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "polydyn.testing", None)
+    monkeypatch.delitem(sys.modules, "polydyn.testing.campaign")
+    said = CliRunner().invoke(main, ["fuzz"])
+    assert said.exit_code == 1 and "polydyn fuzz runs polydyn's test tools, which are not installed" in said.output
+    assert "use a checkout of polydyn's sources (pip install -e .) with the extra test" in said.output
 
 
 def test_inputs_of_a_kept_model_are_needed(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Faults planted in the sources (``testing/planted.py``): what is changed, and which models count as having found one."""
+"""Faults planted in the sources (``testing/planted.py``): what is changed, and what counts as found."""
 
 from __future__ import annotations
 
