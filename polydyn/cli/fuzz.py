@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from polydyn.build.cache import writable
+from polydyn.build.cache import writable, write_atomically
 from polydyn.cli.group import main
 from polydyn.cli.machine import DIFFERENT, as_json
 from polydyn.cli.output import answer
 from polydyn.debug import needing_sources
-from polydyn.errors import needing_packages
+from polydyn.errors import needing_extra
 
 if TYPE_CHECKING:
     from polydyn.testing.campaign import Campaign
@@ -45,7 +45,7 @@ def fuzz(
     cells: bool, files: tuple[Path, ...], as_json: bool,
 ) -> None:  # fmt: skip
     """Compare random models with ONNX Runtime; exit code 3 if one fails."""
-    with needing_sources("polydyn fuzz", " with the extra test"), needing_packages("polydyn fuzz"):
+    with needing_sources("polydyn fuzz", " with the extra test"), needing_extra("polydyn fuzz", "test"):
         from polydyn.testing import fuzz_models
         from polydyn.testing.campaign import fresh_cache
         from polydyn.testing.coverage import Coverage
@@ -72,7 +72,7 @@ def fuzz(
     if coverage is not None:
         text = table.to_markdown() if coverage.suffix == MARKDOWN else json.dumps(table.to_json(), indent=1)
         with writable(coverage):
-            coverage.write_text(text)
+            write_atomically(coverage, text.encode())
     answer(as_json, _facts(campaign, models, table.never()), *_sentences(table.never()))
     ctx.exit(DIFFERENT if failed else 0)
 

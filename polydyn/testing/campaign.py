@@ -99,6 +99,15 @@ class Campaign:
 
     def run(self) -> int:
         """Run all seeds; return the exit code."""
+        try:
+            self._run_all()
+        except KeyboardInterrupt:  # what was found so far is worth keeping
+            self.say(f"ended by Ctrl-C; {len(self.failures)} failures; {dict(sorted(self.counts.items()))}")
+        for why, n in self.refusals.most_common():
+            self.say(f"refused {n} times: {why}")
+        return 1 if self.failures else 0
+
+    def _run_all(self) -> None:
         start = time.monotonic()
         for done, result in enumerate(self._results(self.seeds), 1):
             self._note(result)
@@ -108,9 +117,6 @@ class Campaign:
                 self.say(f"{done} {self.unit}, {len(self.failures)} failures, {spent:.0f} s; {counts}")
             if self.stops(result):
                 break
-        for why, n in self.refusals.most_common():
-            self.say(f"refused {n} times: {why}")
-        return 1 if self.failures else 0
 
     def _results(self, seeds: Sequence[int]) -> Iterator[Result]:
         rest = list(seeds)

@@ -21,7 +21,7 @@ from polydyn.errors import InputError, ModelError
 from polydyn.lowering.place_cpu import KERNEL_PREFIXES
 from polydyn.testing import cells, coverage, fuzz_models
 from polydyn.testing.authorities import difference, nudged
-from polydyn.testing.campaign import Campaign
+from polydyn.testing.campaign import Campaign, Result
 from polydyn.testing.cells import DIMENSIONS, Cell, array, missing, possible, rows
 from polydyn.testing.coverage import Coverage, kernels_counted, nodes_of
 from polydyn.testing.drafts import plain_array
@@ -133,6 +133,20 @@ def test_the_frame_counts_and_survives_a_process_that_dies() -> None:
     assert authority.run() == 0 and authority.counts["an authority dies"] == 1
 
 
+def test_a_campaign_that_is_interrupted_keeps_its_counts() -> None:
+    said: list[str] = []
+    campaign = Campaign(numbered, range(7), say=said.append)
+
+    def interrupt(r: Result) -> bool:
+        if r.seed == 2:
+            raise KeyboardInterrupt
+        return False
+
+    campaign.stops = interrupt
+    assert campaign.run() == 1 and campaign.counts["cases"] == 3
+    assert any(text.startswith("ended by Ctrl-C; 2 failures") for text in said)
+
+
 # -- models ------------------------------------------------------------------------------------------------------------
 
 
@@ -184,6 +198,15 @@ def test_a_wheel_lacks_the_campaign(monkeypatch: pytest.MonkeyPatch) -> None:
     said = CliRunner().invoke(main, ["fuzz"])
     assert said.exit_code == 1 and "polydyn fuzz runs polydyn's test tools, which are not installed" in said.output
     assert "use a checkout of polydyn's sources (pip install -e .) with the extra test" in said.output
+
+
+def test_a_package_of_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "onnxruntime", None)
+    for name in [m for m in sys.modules if m.startswith("polydyn.testing")]:
+        monkeypatch.delitem(sys.modules, name)
+    said = CliRunner().invoke(main, ["fuzz", "--cells"])
+    assert said.exit_code == 1 and "polydyn fuzz needs the package onnxruntime" in said.output
+    assert "pip install 'polydyn[test]'" in said.output
 
 
 def test_inputs_of_a_kept_model_are_needed(tmp_path: Path) -> None:

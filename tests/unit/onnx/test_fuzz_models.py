@@ -286,6 +286,8 @@ def test_the_node_that_is_disputed_is_named(nodes: list[onnx.NodeProto], x: Arra
         (helper.make_node("NegativeLogLikelihoodLoss", ["x", "g"], ["y"]), {"x": np.zeros((0, 3))}, True),
         (helper.make_node("GlobalMaxPool", ["x"], ["y"]), {"x": [[[np.nan, 1]]]}, True),
         (helper.make_node("GlobalMaxPool", ["x"], ["y"]), {}, False),
+        (helper.make_node("MaxPool", ["x"], ["y"], kernel_shape=[2]), {"x": [[[np.nan, 1]]]}, True),
+        (helper.make_node("MaxPool", ["x"], ["y"], kernel_shape=[2]), {"x": [[[np.inf, 1]]]}, False),
         (helper.make_node("Pow", ["x", "g"], ["y"]), {"x": [2**31 - 1], "g": [2], "y": [(2**31 - 1) ** 2]}, True),
         (helper.make_node("Pow", ["x", "g"], ["y"]), {"x": [3], "g": [2], "y": [9]}, False),
         (helper.make_node("ReduceMean", ["x"], ["y"]), {"x": [2**63 - 1, 8]}, True),
