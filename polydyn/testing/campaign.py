@@ -25,7 +25,7 @@ FRESH = 150
 """Number of cases after which a process is replaced by a new one, which has loaded no program yet."""
 REPORT_EVERY = 100
 
-Known = frozenset[tuple[str, ...]]
+Kinds = frozenset[tuple[str, ...]]
 """Kinds of failures that were seen before: kind and begin of the message."""
 
 
@@ -72,7 +72,7 @@ class Result:
         return (self.finding.kind, self.finding.message[:60]) if self.finding else ()
 
 
-Run = Callable[[int, Known], Result]
+Run = Callable[[int, Kinds], Result]
 """Runs the case of a seed. It is passed to another process: a function of a module, or a ``partial`` of one."""
 
 
@@ -91,7 +91,7 @@ class Campaign:
         self.run_seed, self.seeds, self.jobs, self.ask, self.unit, self.say = run, seeds, jobs, ask, unit, say
         self.stops: Callable[[Result], bool] = lambda _: False
         """Returns whether a result ends the campaign."""
-        self.known = set[tuple[str, ...]]()
+        self.seen_kinds = set[tuple[str, ...]]()
         self.counts: Counter[str] = Counter()
         self.refusals: Counter[str] = Counter()
         self.reached: Counter[tuple[str, ...]] = Counter()
@@ -135,7 +135,7 @@ class Campaign:
         rest, running = iter(batch), deque[tuple[int, Future[Result]]]()
         while True:
             for s in islice(rest, self.jobs - len(running)):
-                running.append((s, pool.submit(self.run_seed, s, frozenset(self.known))))
+                running.append((s, pool.submit(self.run_seed, s, frozenset(self.seen_kinds))))
             if not running:
                 return
             s, future = running.popleft()
@@ -168,7 +168,7 @@ class Campaign:
         self.failures.append(r)
         f = r.finding
         self.counts[f"{f.kind} ({f.stage})"] += 1
-        self.known.add(r.kind)
+        self.seen_kinds.add(r.kind)
         text = " ".join(f.message.split())[:400]
         where = f"\n    cell {r.where}" if r.where else ""
         self.say(f"{r.name}: {f.kind}, {f.stage}, call {f.call}: {text}\n    {' '.join(r.nodes)} {r.files}{where}")

@@ -46,9 +46,9 @@ DIMENSIONS: Mapping[str, tuple[str, ...]] = {
 }
 """Name of a dimension -> its values.
 
-``passes``: all, a random half, or none of the passes over the graph and the groups. ``tiles``: of the compiler, random
-ones in records, those that a search on a simulated machine puts into records, or a random schedule that is written by
-hand; on a device, random ones are versions preferred in a random order. ``opened``: the program that was built, one
+``passes``: the passes over the graph and the groups that are on. ``tiles``: the compiler's choice, random tiles in
+records, the records of a search on a simulated machine, or a random schedule written by hand; on a device ``random``
+prefers kernel versions in a random order. ``opened``: the program that was built, one
 saved to a file and loaded, or one from the program cache. ``verify``: the level of POLYDYN_VERIFY. ``flags``: kernels
 without optimisation by the C compiler, or with the product's flags.
 """
@@ -65,7 +65,7 @@ RANK_FACTORS = (0, 4, 8, 12, 16, 20)
 
 @dataclass(frozen=True)
 class Cell:
-    """One value of every dimension, by default those with which models were always compiled here."""
+    """One value of every dimension. The default is this machine, without optimisation by the C compiler."""
 
     target: str = "cpu"
     passes: str = "all"
@@ -245,6 +245,13 @@ def available(row: Row) -> bool:
     """Return whether values can be combined on this machine."""
     compiler, arm = row.get("compiler"), row.get("target") == ARM
     return possible(row) and not (arm and compiler in ("gcc", "zig") and not c_compiler(compiler, ARM))
+
+
+def here(cell: Cell) -> Cell:
+    """Return the cell with defaults in place of what this machine lacks; the default cell if the rest does not fit."""
+    lacks = {name for name, value in asdict(cell).items() if (name, value) in missing()}
+    made = replace(cell, **{name: getattr(Cell(), name) for name in lacks})
+    return made if available({n: v for n, v in asdict(made).items() if v}) else Cell()
 
 
 def array() -> CoveringArray:

@@ -1,8 +1,8 @@
-"""What a campaign reached: operators with their types and kernel families, families by target, passes, cells.
+"""Coverage of a campaign: operators with their types and kernel families, families by target, passes, cells.
 
-A row is a tuple whose first word is its kind; a ``Counter`` says in how many models it was reached. ``kernel`` rows
-come from the groups of each plan: (operator, type, family, target). ``node`` rows: (operator, version, type) of nodes
-whose model compiled. ``pass`` rows: passes that changed a graph or its groups. ``cell`` rows: (dimension, value).
+A row is a tuple whose first word is its kind; a ``Counter`` has the number of models that reached it. ``kernel`` rows
+are made from the groups of each plan: (operator, type, family, target). ``node`` rows: (operator, version, type) of
+nodes whose model compiled. ``pass`` rows: passes that changed a graph or its groups. ``cell`` rows: (dimension, value).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Run saved programs from C, without Python: ``run_stdin.c``. With an emulator, those of another architecture."""
+"""Run saved programs from C, without Python: ``run_stdin.c``. An emulator runs programs of another architecture."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ from polydyn.program.assemble import build_artifact
 from polydyn.runtime.opening import open_program
 from polydyn.runtime.program import Program
 from polydyn.schedules.expr import Array
-from polydyn.testing.campaign import Campaign, Finding, Known, Result, parser_of, seeds_of
+from polydyn.testing.campaign import Campaign, Finding, Kinds, Result, parser_of, seeds_of
 from polydyn.testing.cells import preferring
 from polydyn.testing.halves import HALVES, in_halves, rounded, widened
 from polydyn.testing.inputs import feeds as inputs_of
@@ -184,7 +184,7 @@ def run_layer(layer: Layer, dtype: str, target: str, forced: int) -> list[Findin
 
 
 def run_seed(
-    seed: int, known: Known = frozenset(), families: Sequence[str] = tuple(FAMILIES),
+    seed: int, seen_kinds: Kinds = frozenset(), families: Sequence[str] = tuple(FAMILIES),
     dtypes: Sequence[str] = tuple(BOUND), target: str = "cuda:emulated", sm: int = 90, forced: int = 1,
 ) -> Result:  # fmt: skip
     """Run the layers of a seed, one of each family, on a device of the capability ``sm``."""

@@ -28,8 +28,8 @@ import onnx
 
 from polydyn.cli.minimise import Search
 from polydyn.errors import ModelError
-from polydyn.testing.campaign import Campaign, Finding, Known, Result, fresh_cache, parser_of, seeds_of
-from polydyn.testing.cells import Cell, missing, rows
+from polydyn.testing.campaign import Campaign, Finding, Kinds, Result, fresh_cache, parser_of, seeds_of
+from polydyn.testing.cells import Cell, here, rows
 from polydyn.testing.drafts import Case
 from polydyn.testing.model_check import ANY, Call, Check, Depth, Outcome, everything
 from polydyn.testing.random_onnx import THEMES, random_case, theme_of
@@ -85,7 +85,7 @@ class Settings:
 USUAL = Settings()
 
 
-def run_seed(seed: int, known: Known = frozenset(), settings: Settings = USUAL) -> Result:
+def run_seed(seed: int, seen_kinds: Kinds = frozenset(), settings: Settings = USUAL) -> Result:
     """Make and check the model of a seed; minimise it if it fails in an unknown way."""
     cell, depth = settings.cell_of(seed), settings.depth(seed)
     try:
@@ -101,7 +101,7 @@ def run_seed(seed: int, known: Known = frozenset(), settings: Settings = USUAL) 
     if done.finding is not None:
         result.where = str(cell) if settings.cell else ""
         result.nodes = tuple(n.op_type for n in case.model.graph.node)
-        if settings.out and done.finding.kind != "refuses" and result.kind not in known:
+        if settings.out and done.finding.kind != "refuses" and result.kind not in seen_kinds:
             model, small = minimised(case, calls, done.finding, cell)
             result.nodes = tuple(n.op_type for n in model.graph.node)
             result.files = write(Path(settings.out) / case.name, model, small, done.finding, cell, seed)
@@ -151,15 +151,13 @@ def write(path: Path, model: onnx.ModelProto, call: Call, finding: Finding, cell
 
 
 def again(path: Path) -> Outcome:
-    """Check a model that ``write`` wrote, in its cell, or in the default cell if a part of that is not here.
+    """Check a model that ``write`` wrote, in its cell, as far as that is here (``cells.here``).
 
     ModelError: the inputs next to it cannot be read.
     """
     model = onnx.load(path)
     props = {p.key.removeprefix(PREFIX): p.value for p in model.metadata_props}
-    cell = Cell.parse(props.get(CELL, ""))
-    if missing().keys() & asdict(cell).items():
-        cell = ANY
+    cell = here(Cell.parse(props.get(CELL, "")))
     try:
         with np.load(path.with_suffix(".npz"), allow_pickle=False) as arrays:
             feeds = dict(arrays)

@@ -24,7 +24,7 @@ import onnx
 
 import polydyn.ort
 from polydyn.onnx_runtime import ort_classes, ort_session
-from polydyn.testing.campaign import Campaign, Finding, Known, Result, fresh_cache, parser_of, seeds_of
+from polydyn.testing.campaign import Campaign, Finding, Kinds, Result, fresh_cache, parser_of, seeds_of
 from polydyn.testing.disputes import goes_beyond
 from polydyn.testing.fuzz_models import ask
 from polydyn.testing.model_check import Check, everything
@@ -109,7 +109,7 @@ def compile_quickly() -> None:
     library.PolydynSetDefaults(os.fsencode(sys.executable), WORKER.format(path=sys.path).encode(), 1)
 
 
-def run_quickly(seed: int, known: Known, theme: str, out: str) -> Result:
+def run_quickly(seed: int, seen_kinds: Kinds, theme: str, out: str) -> Result:
     """Run a seed in a process of a campaign."""
     compile_quickly()
     return run_seed(seed, theme, out)

@@ -24,7 +24,7 @@ from onnx import TensorProto, helper, numpy_helper
 from polydyn.compiler import plan_program
 from polydyn.errors import InputError, LegalityError, PolydynError, ScheduleError
 from polydyn.explore import Schedule, groups
-from polydyn.testing.campaign import Campaign, Finding, Known, Result, fresh_cache, parser_of, seeds_of
+from polydyn.testing.campaign import Campaign, Finding, Kinds, Result, fresh_cache, parser_of, seeds_of
 
 SIZES = (0, 1, 2, 3, 5, 7, 16, 19)
 TILES = (1, 2, 3, 4, 6, 8, 16)
@@ -147,7 +147,7 @@ def check(seed: int) -> tuple[str, str]:
     return "right", said
 
 
-def run_seed(seed: int, known: Known = frozenset()) -> Result:
+def run_seed(seed: int, seen_kinds: Kinds = frozenset()) -> Result:
     """Check the schedule of a seed."""
     kind, message = check(seed)
     finding = Finding(kind, "schedule", message) if kind in ("wrong", "error") else None

@@ -27,7 +27,7 @@ from polydyn.errors import PolydynError, ShapeError, UnsupportedError
 from polydyn.graph.expand import import_model
 from polydyn.graph.ir import Graph
 from polydyn.graph.reference import evaluate
-from polydyn.testing.campaign import Campaign, Finding, Known, Result, parser_of, seeds_of
+from polydyn.testing.campaign import Campaign, Finding, Kinds, Result, parser_of, seeds_of
 from polydyn.testing.random_models import random_feeds, random_model
 
 ort.set_default_logger_severity(4)
@@ -153,7 +153,7 @@ def _difference(outputs: dict[str, Any], expected: dict[str, Any], elements: boo
     return ""
 
 
-def run_seed(seed: int, known: Known = frozenset(), feeds: int = 6) -> Result:
+def run_seed(seed: int, seen_kinds: Kinds = frozenset(), feeds: int = 6) -> Result:
     """Check the model of a seed."""
     done = check(random_model(seed), seed, feeds)
     finding = Finding("wrong", "shapes", done.wrong[0]) if done.wrong else None

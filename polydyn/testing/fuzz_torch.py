@@ -20,7 +20,7 @@ from pathlib import Path
 
 import torch
 
-from polydyn.testing.campaign import Campaign, Finding, Known, Result, fresh_cache, parser_of, seeds_of
+from polydyn.testing.campaign import Campaign, Finding, Kinds, Result, fresh_cache, parser_of, seeds_of
 from polydyn.testing.torch_aten import aten_case, single_cases
 from polydyn.testing.torch_check import Case, Verdict, check
 from polydyn.testing.torch_modules import module_case
@@ -71,7 +71,7 @@ def _result(seed: int, verdicts: Sequence[tuple[Case, Verdict]], out: str) -> Re
     return result
 
 
-def run_case(seed: int, known: Known, kind: str, every: int, out: str) -> Result:
+def run_case(seed: int, seen_kinds: Kinds, kind: str, every: int, out: str) -> Result:
     """Run the case of a seed in a process of a campaign; every ``every``-th one is compiled."""
     return run_seed(seed, kind, bool(every) and seed // 2 % every == 0, out)
 

@@ -62,13 +62,13 @@ class Outcome:
     finding: Finding | None = None
     refusal: str = ""
     reached: Counter[Row] = field(default_factory=Counter)
-    """What the model reached (``coverage``)."""
+    """Rows of ``coverage``."""
 
 
 class Check:
     """Checks a model with ``run``. ``depth``: depth of the check.
 
-    ``foreign``: decisions made while planning are recomputed by sympy and networkx. ``cell``: where the program runs;
+    ``foreign``: decisions made while planning are recomputed by sympy and networkx. ``cell``: the cell of the program;
     ``seed``: chooses the passes and tiles of some cells.
     """
 

@@ -1,4 +1,4 @@
-"""Pairwise covering arrays: few rows, in which every possible pair of values of two dimensions occurs.
+"""Pairwise covering arrays: rows in which every possible pair of values of two dimensions occurs.
 
 The greedy algorithm of AETG (Cohen, Dalal, Fredman, Patton, 1997), without its random candidates: a row begins with the
 first pair that no row has, and each further dimension takes the value with the most such pairs.

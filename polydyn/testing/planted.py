@@ -80,7 +80,7 @@ class Fault:
 
 
 def changed(node: ast.AST) -> ast.expr | None:
-    """Return an expression with one operation changed, or None if the node is no operation."""
+    """Return an expression with one operation changed, or None if the node is not an operation."""
     if isinstance(node, ast.Compare) and len(node.ops) == 1 and type(node.ops[0]) in SWAPS:
         return ast.Compare(node.left, [SWAPS[type(node.ops[0])]()], node.comparators)
     if isinstance(node, ast.BinOp) and type(node.op) in SWAPS and not isinstance(node.left, ast.JoinedStr):
@@ -116,7 +116,7 @@ def faults_in(layer: str, file: str, lines: set[int]) -> Iterator[Fault]:
 
 
 def _expressions(node: ast.AST) -> Iterator[ast.AST]:
-    """Yield all nodes except those of texts, annotations, raised errors, and functions inside."""
+    """Yield all nodes except texts, annotations, raised errors, and nested functions."""
     if isinstance(node, (ast.JoinedStr, ast.Raise, ast.FunctionDef, ast.AnnAssign, ast.Assert)):
         return
     yield node
@@ -171,8 +171,8 @@ def executed(seeds: Sequence[int]) -> Lines:
 
 
 def first_found(root: Path, seeds: Sequence[int], cell: str, known: dict[int, str]) -> tuple[int, str] | None:
-    """Run the campaign of the sources in a folder; return the first seed that they, and not the unchanged sources, fail
-    or reject, with the message. None: there is none. ``known``: outcomes of the unchanged sources so far.
+    """Run the campaign on the sources in a folder. Return the first seed that fails or is rejected there and not with
+    the unchanged sources, with its message, or None. ``known``: outcomes of the unchanged sources so far.
     """
     rest = list(seeds)
     while rest:

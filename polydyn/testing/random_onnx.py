@@ -148,7 +148,7 @@ def _calls(b: Draft, theme: Theme) -> list[dict[str, int]]:
 
 
 def _around_tiles(seed: int) -> dict[str, int]:
-    """Return sizes of a call in which two dims are a tile, or one less or more; the others are small."""
+    """Return sizes in which two dims are a tile, or differ by one; all other dims are small."""
     r = random.Random(f"{seed} tiles")
     sizes = {d: r.choice((1, 2, 3)) for d in PLAIN}
     for d in r.sample(PLAIN, 2):

@@ -65,8 +65,8 @@ def check_windows(graph: Graph, plan: FusionPlan) -> None:
             raise _wrong(f"{left[0][0]} lies in it, and is no part of it", target)
 
 
-def _copied(copy: Compute, parts: Sequence[str]) -> str:
-    """Return the part of which a node is the copy. A copy that computes its part again has the part's number."""
+def _copied(copy: Compute | Concat, parts: Sequence[str]) -> str:
+    """Return the part that a node copies. The name of a copy that recomputes its part has the part's number."""
     number = copy.output.rpartition("/")[2]
     again = copy.inputs[:1] not in [(p,) for p in parts] and number.isdigit() and int(number) < len(parts)
     return parts[int(number)] if again else copy.inputs[0]

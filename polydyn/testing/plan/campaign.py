@@ -16,7 +16,7 @@ from functools import partial
 from polydyn.backends import target_of
 from polydyn.errors import PolydynError
 from polydyn.graph.expand import import_parts
-from polydyn.testing.campaign import Campaign, Finding, Known, Result, parser_of, seeds_of
+from polydyn.testing.campaign import Campaign, Finding, Kinds, Result, parser_of, seeds_of
 from polydyn.testing.drafts import Case
 from polydyn.testing.fuzz_models import ask
 from polydyn.testing.plan.check import Faulty, bound_sizes, check_planned, dims_of, faults_of, sizes_in_shares
@@ -52,7 +52,7 @@ def _call(planned: Planned, sizes: Mapping[str, int], counts: Counter[str], loop
     return found or []
 
 
-def run_seed(seed: int, known: Known = frozenset(), theme: str = "", loops: bool = False) -> Result:
+def run_seed(seed: int, seen_kinds: Kinds = frozenset(), theme: str = "", loops: bool = False) -> Result:
     """Return the counts and the faults of one model."""
     counts: Counter[str] = Counter()
     case = random_case(seed, theme)

@@ -22,7 +22,7 @@ from polydyn.lowering.place_cpu import KERNEL_PREFIXES
 from polydyn.testing import cells, coverage, fuzz_models
 from polydyn.testing.authorities import difference, nudged
 from polydyn.testing.campaign import Campaign, Result
-from polydyn.testing.cells import DIMENSIONS, Cell, array, missing, possible, rows
+from polydyn.testing.cells import DIMENSIONS, Cell, array, here, missing, possible, rows
 from polydyn.testing.coverage import Coverage, kernels_counted, nodes_of
 from polydyn.testing.drafts import plain_array
 from polydyn.testing.pairwise import Row, covering_array, pairs, pairs_in
@@ -57,9 +57,9 @@ def test_impossible_pairs_are_named_and_no_row_breaks_the_rule() -> None:
 
 
 def test_the_cells_cover_every_possible_pair_here() -> None:
-    here = {n: [v for v in values if (n, v) not in missing()] for n, values in DIMENSIONS.items()}
+    values = {n: [v for v in every if (n, v) not in missing()] for n, every in DIMENSIONS.items()}
     found = array()
-    assert covered(found) == set(pairs(here)) - found.impossible
+    assert covered(found) == set(pairs(values)) - found.impossible
     assert len(found.rows) < 40 and all(map(possible, found.rows))
     for pair in found.impossible:
         assert not cells.available(dict(pair)) or dict(pair).get("target") in (cells.ARM, None), pair
@@ -77,6 +77,9 @@ def test_what_a_machine_lacks_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
         assert found["compiler", "clang"] == "it is not installed"
         assert "qemu-aarch64 is not installed" in found["target", cells.ARM]
         assert not any(dict(row)["compiler"] == "clang" for row in array().rows)
+        assert here(Cell(passes="none", compiler="clang")) == Cell(passes="none")
+        assert here(Cell(cells.ARM, opened="saved", compiler="zig")) == Cell(opened="saved")
+        assert here(Cell(cells.ARM, precision="bf16")) == Cell(precision="bf16")
     finally:
         missing.cache_clear()
 
