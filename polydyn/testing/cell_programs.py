@@ -1,7 +1,8 @@
 """The programs of a model in a cell (``cells``): compiled, opened as the cell says, and called.
 
-A call is a function of inputs that returns outputs. ``programs_of`` returns the call with one thread and, in cells with
-more threads, a second one. Programs for arm64 are called by qemu, each call in a process of its own.
+A call is a function of inputs that returns outputs. ``programs_of`` returns the call with one thread, and further calls
+whose outputs must have its bits: with the cell's threads, into given arrays, and bound. Programs for arm64 are called
+by qemu, each call in a process of its own.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
+import numpy as np
 import onnx
 
 import polydyn
@@ -30,6 +32,7 @@ from polydyn.graph.expand import import_model
 from polydyn.measure.cpu import other_groups, placed_builder, products
 from polydyn.runtime.artifact import Artifact, write_artifact
 from polydyn.runtime.opening import load, open_program
+from polydyn.runtime.program import Program
 from polydyn.schedules.decision import Decision, Leaf, Split
 from polydyn.schedules.handmade.document import Written
 from polydyn.schedules.index import Index
@@ -50,6 +53,8 @@ from polydyn.testing.simulated import Simulated
 
 Call = Callable[[Arrays], Mapping[str, Any]]
 STRATEGY = "polydyn"
+GARBAGE = b"\x5a"
+"""A byte of arrays into which a program writes."""
 TRIALS = 12
 """Tiles that a search on a simulated machine tries."""
 MAX_TILES = 64
@@ -60,13 +65,24 @@ STEPS = (2, 6)
 
 @dataclass(frozen=True)
 class Programs:
-    """``one``: a call with one thread; ``many``: with the cell's threads, None if they are one. ``manifest``: of the
+    """``one``: a call with one thread; ``others``: calls with the cell's threads (``ways``). ``manifest``: of the
     program. ``notes``: how often the cell did something, or why it could not."""
 
     one: Call
-    many: Call | None
+    others: Sequence[Call]
     manifest: Mapping[str, Any]
     notes: Counter[str]
+
+
+def ways(program: Program) -> tuple[Call, ...]:
+    """Return the ways to call a program: plainly, into arrays of the caller, and as a bound call."""
+
+    def into(feeds: Arrays) -> Mapping[str, Any]:
+        shapes = {n: np.asarray(a) for n, a in program.run(feeds).items()}
+        out = {n: np.frombuffer(bytearray(GARBAGE * a.nbytes), a.dtype).reshape(a.shape) for n, a in shapes.items()}
+        return program.run(feeds, out=out)
+
+    return program.run, into, lambda feeds: program.bind(feeds)()
 
 
 def programs_of(model: onnx.ModelProto, cell: Cell, seed: int, folder: Path) -> Programs:
@@ -86,8 +102,7 @@ def programs_of(model: onnx.ModelProto, cell: Cell, seed: int, folder: Path) -> 
     if cell.by_emulator:
         return _emulated(artifact, cell, folder, notes)
     opened = partial(load, folder / "program.polydyn") if cell.opened == "saved" else partial(open_program, artifact)
-    many = opened(threads=int(cell.threads)).run if cell.threads != "1" else None
-    return Programs(opened(threads=1).run, many, artifact.manifest, notes)
+    return Programs(opened(threads=1).run, ways(opened(threads=int(cell.threads))), artifact.manifest, notes)
 
 
 def _artifact(
@@ -111,8 +126,8 @@ def _cached(
         polydyn.compile(model, threads=1, **arguments)
         one = polydyn.compile(model, threads=1, **arguments)
         notes["programs from the cache"] += one.timing is None or not one.compilations
-        many = polydyn.compile(model, threads=int(cell.threads), **arguments) if cell.threads != "1" else None
-    return Programs(one.run, many.run if many else None, one.manifest, notes)
+        other = polydyn.compile(model, threads=int(cell.threads), **arguments)
+    return Programs(one.run, ways(other), one.manifest, notes)
 
 
 def _emulated(artifact: Artifact, cell: Cell, folder: Path, notes: Counter[str]) -> Programs:
@@ -125,8 +140,7 @@ def _emulated(artifact: Artifact, cell: Cell, folder: Path, notes: Counter[str])
         except from_c.RefusedError as e:
             raise InputError(str(e).strip()) from e
 
-    many = partial(call, int(cell.threads)) if cell.threads != "1" else None
-    return Programs(partial(call, 1), many, artifact.manifest, notes)
+    return Programs(partial(call, 1), (partial(call, int(cell.threads)),), artifact.manifest, notes)
 
 
 # -- tiles -------------------------------------------------------------------------------------------------------------

@@ -13,9 +13,10 @@ import pytest
 from click.testing import CliRunner
 from onnx import TensorProto, helper, numpy_helper
 
+import polydyn
 from polydyn.cli import main
 from polydyn.testing import fuzz_models, model_check
-from polydyn.testing.cell_programs import Programs
+from polydyn.testing.cell_programs import Programs, ways
 from polydyn.testing.cells import ARM, Cell, missing
 from polydyn.testing.model_check import Check, Depth, Finding
 from tests.support.paths import DATA
@@ -77,7 +78,7 @@ def test_other_results_with_more_threads_are_a_failure(cell: str, monkeypatch: p
         def many(feeds: Mapping[str, Any]) -> Mapping[str, Any]:
             return {n: np.asarray(a) * np.float32(1.0000001) for n, a in programs.one(feeds).items()}
 
-        return Programs(programs.one, many, programs.manifest, programs.notes)
+        return Programs(programs.one, [many], programs.manifest, programs.notes)
 
     monkeypatch.setattr(model_check, "programs_of", other)
     finding = outcome(cell).finding
@@ -114,3 +115,13 @@ def test_a_kept_model_is_right(path: Path) -> None:
 def test_kept_models_have_inputs(path: Path) -> None:
     with np.load(path.with_suffix(".npz")) as arrays:
         assert {i.name for i in onnx.load(path).graph.input} <= set(arrays)
+
+
+def test_ways_to_call_a_program_give_the_same_bits(monkeypatch: pytest.MonkeyPatch) -> None:
+    program = polydyn.compile(model(), threads=1)
+    want, calls = program.run(CALLS[1][1]), ways(program)
+    for call in calls:
+        got = call(CALLS[1][1])
+        assert all(np.asarray(got[n]).tobytes() == want[n].tobytes() for n in want)
+    monkeypatch.setattr(program, "bind", lambda feeds: lambda: {n: a * 2 for n, a in want.items()})
+    assert calls[2](CALLS[1][1])["y"].tolist() != want["y"].tolist()
