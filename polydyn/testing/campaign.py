@@ -19,8 +19,8 @@ from dataclasses import dataclass, field
 from itertools import islice
 from multiprocessing import get_context
 
-SECONDS = 300
-"""Maximum seconds of one case, including its minimisation."""
+SECONDS = 900
+"""Maximum seconds of one case and its minimisation: verified plans of a device take minutes on a busy machine."""
 FRESH = 150
 """Number of cases after which a process is replaced by a new one, which has loaded no program yet."""
 REPORT_EVERY = 100
