@@ -2,7 +2,11 @@
 # make demo | MODEL=path.onnx [SHAPES='B=1,L=8 B=4,L=61'] make demo | make test | make test-long | make test-cuda | make unit | make checked | make lint | make types | make layout
 # Jobs of continuous integration (.github/workflows): make lint types unit | make test | BASE=commit make replay-difference | make nightly-fuzz | make test-newest | make docs | make sdist wheel | make release-test
 # MODEL=path.onnx [SHAPES=...] [THREADS='1 2'] [ARGS=...] make bench | MODEL=... SHAPES=... make shortfall | make opening
+<<<<<<< HEAD
 # make bench-gemm | make bench-stitch | make bench-cpu | make bench-fusion | SEEDS=500 [TARGET=cpu] make fuzz | make fuzz-layers | make fuzz-models | make fuzz-ort | make fuzz-torch | make fuzz-shapes | make damage | make damage-artifacts | make shape-inference | make conformance | make schemas | make guards | make emulate | make pycuda-test | make pycuda-emulate | make gpu-pack | make gpu | make gpu-rehearsal | make gpu-after | make models | make release-test | make arm-test | make serving | make wheel | make clean | make compilers-test
+=======
+# make bench-gemm | make bench-stitch | make bench-cpu | make bench-fusion | SEEDS=500 [TARGET=cpu] make fuzz | make fuzz-layers | make fuzz-models | make fuzz-long | make fuzz-ort | make fuzz-torch | make fuzz-shapes | make damage | make shape-inference | make conformance | make schemas | make guards | make emulate | make pycuda-test | make pycuda-emulate | make gpu-pack | make gpu | make gpu-rehearsal | make gpu-after | make models | make release-test | make arm-test | make serving | make wheel | make clean | make compilers-test
+>>>>>>> campaign
 PYTHON ?= python3
 MODEL  ?= tests/data/bert_tiny.onnx
 SHAPES ?=
@@ -16,7 +20,11 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
+<<<<<<< HEAD
 .PHONY: demo torch test test-long test-cuda unit lint types check checked pool-tsan bench bench-gemm bench-stitch bench-cpu bench-fusion shortfall opening fuzz fuzz-layers fuzz-models fuzz-ort fuzz-torch fuzz-shapes damage damage-artifacts shape-inference conformance schemas guards accuracy emulate pycuda-test pycuda-emulate gpu gpu-pack gpu-rehearsal gpu-after models tiny-models replay replay-difference layout nightly-fuzz test-newest docs release-test arm-test serving sdist wheel clean compilers-test
+=======
+.PHONY: demo torch test test-long test-cuda unit lint types check checked pool-tsan bench bench-gemm bench-stitch bench-cpu bench-fusion shortfall opening fuzz fuzz-layers fuzz-models fuzz-long fuzz-ort fuzz-torch fuzz-shapes damage shape-inference conformance schemas guards accuracy emulate pycuda-test pycuda-emulate gpu gpu-pack gpu-rehearsal gpu-after models tiny-models replay replay-difference layout nightly-fuzz test-newest docs release-test arm-test serving sdist wheel clean compilers-test
+>>>>>>> campaign
 
 $(VENV)/.made:
 	$(PYTHON) -c 'import sys; sys.exit("polydyn needs Python 3.10 or newer") if sys.version_info < (3, 10) else None'
@@ -99,6 +107,12 @@ fuzz-layers: $(VENV)/.extra-test
 fuzz-models: $(VENV)/.extra-test
 	$(BIN)/python -m polydyn.testing.fuzz_models $(SEEDS) $(ARGS)
 
+# Random models in the cells of a pairwise matrix: targets, passes, tiles, precision, compilers (docs/fuzzing.md). What fails is in
+# benchmarks/out/fuzz, what was reached in coverage.md there. ARGS: --jobs, --cell, --theme
+fuzz-long: $(VENV)/.extra-test $(VENV)/.extra-compiler
+	mkdir -p benchmarks/out/fuzz
+	$(BIN)/python -m polydyn fuzz --models $(SEEDS) --first $(FIRST) --out benchmarks/out/fuzz --coverage benchmarks/out/fuzz/coverage.md $(ARGS)
+
 # Random models in sessions of ONNX Runtime with the provider, random nodes refused, against ONNX Runtime alone
 fuzz-ort: $(VENV)/.extra-test
 	$(BIN)/python -m polydyn.testing.fuzz_ort $(SEEDS) $(ARGS)
@@ -108,6 +122,7 @@ FIRST ?= 0
 nightly-fuzz: $(VENV)/.extra-test
 	$(BIN)/python -m polydyn.testing.fuzz $(SEEDS) --first $(FIRST)
 	$(BIN)/python -m polydyn.testing.fuzz_models $(SEEDS) --first $(FIRST)
+	$(BIN)/python -m polydyn fuzz --models $(SEEDS) --first $(FIRST) --out benchmarks/out/fuzz
 	$(BIN)/python -m polydyn.testing.fuzz_layers 50 --first $(FIRST)
 	$(BIN)/python -m polydyn.testing.fuzz_shapes $(SEEDS) --first $(FIRST)
 	$(BIN)/python -m polydyn.testing.damage 3000 --first $(FIRST)

@@ -55,6 +55,7 @@ ONNX's reference evaluator and ONNX Runtime disagree in these cases:
 | Sign of NaN | NaN | NaN, of float16 0 | NaN |
 | Dropout up to opset 10, the mask | true | false | true |
 | Pow of the integer 0 to a negative integer | an error | the least integer | 0 |
+| MaxPool with NaN | skips NaN, and fails where nothing is left | NaN where it is the first element of a window | NaN |
 | GlobalMaxPool of -inf alone, or with NaN | -inf, NaN | the lowest number, without the NaN | as ONNX's reference |
 | Pow of integers, a result beyond 2^53 | exact | rounded by way of float64 | exact |
 | PRelu up to opset 6, slopes of channels | no answer | along the last axis if that has size 1 | along channels |

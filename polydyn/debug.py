@@ -187,16 +187,19 @@ def verifying(level: Verify = Verify.PASSES) -> bool:
 
 
 @contextmanager
-def needing_sources() -> Iterator[None]:
-    """Turn the lack of ``polydyn.testing``, which wheels do not have, into a DebugError."""
+def needing_sources(task: str = "POLYDYN_VERIFY=2", instead: str = ", or POLYDYN_VERIFY=1") -> Iterator[None]:
+    """Turn the lack of ``polydyn.testing``, which wheels do not have, into a DebugError.
+
+    ``task``: what runs it. ``instead``: the end of the remedy.
+    """
     try:
         yield
     except ModuleNotFoundError as e:
         if not (e.name or "").startswith("polydyn.testing"):
             raise
         raise DebugError(
-            "POLYDYN_VERIFY=2 runs polydyn's test tools, which are not installed", rule="polydyn.testing",
-            remedy="use a checkout of polydyn's sources (pip install -e .), or POLYDYN_VERIFY=1",
+            f"{task} runs polydyn's test tools, which are not installed", rule="polydyn.testing",
+            remedy=f"use a checkout of polydyn's sources (pip install -e .){instead}",
         ) from None  # fmt: skip
 
 

@@ -98,6 +98,18 @@ class MissingPackageError(UnsupportedError, ModuleNotFoundError):
 
 
 @contextmanager
+def needing_extra(task: str, extra: str) -> Iterator[None]:
+    """Raise MissingPackageError if a package is not installed. ``extra``: the extra that brings it."""
+    try:
+        yield
+    except ModuleNotFoundError as e:
+        if (e.name or "").startswith("polydyn"):
+            raise
+        remedy = f"pip install 'polydyn[{extra}]'"
+        raise MissingPackageError(f"{task} needs the package {e.name}", rule=f"extra {extra}", remedy=remedy) from e
+
+
+@contextmanager
 def needing_packages(task: str) -> Iterator[None]:
     """Raise MissingPackageError if a package that polydyn depends on is not installed. ``task``: what needs it."""
     try:

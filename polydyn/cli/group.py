@@ -31,6 +31,7 @@ COMMANDS = {
     "dump": ("dump", "Write every stage of a compilation into a folder."),
     "explain": ("programs", "Show which kernels run at a shape, and why."),
     "extract": ("extract", "Write the files that C and C++ programs need."),
+    "fuzz": ("fuzz", "Compare random models with ONNX Runtime."),
     "generate": ("generate", "Continue a text with the model of a folder."),
     "inspect": ("programs", "Show inputs, outputs, guards and kernels."),
     "minimise": ("minimise", "Find the smallest part of a model that fails."),

@@ -14,15 +14,17 @@ from typing import Any
 
 import numpy as np
 
-from polydyn.backends import target_of
+from polydyn.backends import Options, target_of
 from polydyn.errors import PolydynError
 from polydyn.fusion.partition import join_groups
 from polydyn.fusion.pipeline import FUSION, REWRITES, Pass
 from polydyn.fusion.plan import FusedGroup, FusionPlan
+from polydyn.fusion.prologue import join_prologues
 from polydyn.fusion.separate import separate
 from polydyn.graph.dtypes import numpy_dtype
 from polydyn.graph.ir import Graph
 from polydyn.graph.reference import bind_symbols, evaluate, evaluate_node
+from polydyn.schedules.lanes import DEVICE_DTYPES, VECTOR_DTYPES
 from polydyn.testing.authorities import Array, Arrays
 
 Evaluation = Callable[[Arrays], Mapping[str, Array]]
@@ -36,28 +38,37 @@ class Stage:
     run: Evaluation
 
 
-def stages(graph: Graph, target: str = "cpu") -> Iterator[Stage]:
+def stages(graph: Graph, target: str = "cpu", options: Options | None = None) -> Iterator[Stage]:
     """Yield the imported graph of one part and the result of every pass, except passes that change nothing.
 
     Errors of the passes are raised unchanged.
     """
-    off = target_of(target, None).without
+    backend = target_of(target, options)
+    device, rounded = backend.on_device, backend.rounded
+
+    def runs(p: Pass) -> bool:
+        other = p.cpu if device else p.cuda
+        needs = (p.bf16 and not rounded) or (p.unit and not (rounded and backend.unit))
+        return not (other or needs or p.name in backend.without)
+
     yield Stage("import", partial(evaluate, graph))
-    for p in (*REWRITES, *(p for p in FUSION if p.graph)):
-        if p.graph and p.name not in off and not p.cuda and not p.bf16:
+    for p in filter(runs, (*REWRITES, *FUSION)):
+        if p.graph:
             before, graph = graph, p.graph(graph)
             if graph != before:
                 yield Stage(f"pass {p.name}", partial(evaluate, graph))
-    plan = separate(graph)
+    plan = separate(graph, DEVICE_DTYPES if device else VECTOR_DTYPES)
     yield Stage("groups", partial(evaluate_plan, plan))
-    for p in FUSION:
-        if (p.groups or p.join) and p.name not in off and not p.cuda:
-            before_groups, plan = plan, _after(p, plan)
+    for p in filter(runs, FUSION):
+        if p.groups or p.join:
+            before_groups, plan = plan, _after(p, plan, device)
             if plan != before_groups:
                 yield Stage(f"pass {p.name}", partial(evaluate_plan, plan))
 
 
-def _after(p: Pass, plan: FusionPlan) -> FusionPlan:
+def _after(p: Pass, plan: FusionPlan, device: bool) -> FusionPlan:
+    if p.groups is join_prologues:
+        return join_prologues(plan, cuda=device)
     return p.groups(plan) if p.groups else join_groups(plan, p.join) if p.join else plan
 
 

@@ -108,8 +108,8 @@ def open_question(node: onnx.NodeProto, arrays: Arrays) -> bool:
         return x.dtype.kind == "f" and bool(np.isnan(x).any())
     if node.op_type in ("RNN", "GRU", "LSTM"):  # no steps: ONNX Runtime's last state is 0, polydyn's the first one
         return bool(x.shape[0] == 0)
-    if node.op_type == "GlobalMaxPool":  # ONNX Runtime's maximum starts at the lowest number and skips NaN
-        return x.dtype.kind == "f" and not np.isfinite(x).all()
+    if node.op_type in ("GlobalMaxPool", "MaxPool"):  # ONNX Runtime starts at the lowest number and skips some NaN
+        return x.dtype.kind == "f" and bool((np.isnan(x) | (x == -np.inf)).any())
     if node.op_type == "Pow":  # an integer beyond 2^53: exact here, rounded by way of float64 in ONNX Runtime
         return x.dtype.kind in "iu" and _largest(arrays.get(node.output[0], x)) > 2.0**53
     if node.op_type == "PRelu":  # before opset 7 slopes belong to channels; ONNX Runtime broadcasts them if it can

@@ -93,7 +93,10 @@ def _array(x: Input, sizes: dict[str, int], numbers: np.random.Generator, specia
 
 
 def plain_array(dtype: np.dtype[Any], shape: Sequence[int], numbers: np.random.Generator, special: bool) -> Array:
-    """Return moderate numbers, some integers large; ``special``: also NaN, infinities, a negative zero, extremes."""
+    """Return moderate numbers, some integers large.
+
+    ``special``: also NaN, infinities, a negative zero, subnormal numbers, and the ends of the type.
+    """
     if dtype == np.bool_:
         return np.asarray(numbers.random(shape) < 0.5)
     if dtype.kind in "iu":
@@ -107,7 +110,9 @@ def plain_array(dtype: np.dtype[Any], shape: Sequence[int], numbers: np.random.G
     values = numbers.standard_normal(shape)
     a = np.asarray(np.round(values * 8) / 8 if numbers.random() < 0.5 else values, dtype)
     if special and a.size:
-        a.flat[::4] = numbers.choice([np.nan, np.inf, -np.inf, -0.0, 1e-30, 100.0], a.flat[::4].shape).astype(dtype)
+        extremes = [np.finfo(dtype).max, np.finfo(dtype).smallest_subnormal, -np.finfo(dtype).tiny / 2]
+        every = np.array([np.nan, np.inf, -np.inf, -0.0, 1e-30, 100.0, *extremes])
+        a.flat[::4] = numbers.choice(every, a.flat[::4].shape).astype(dtype)
     return a
 
 

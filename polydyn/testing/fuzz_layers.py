@@ -12,14 +12,11 @@ anything failed.
 
 from __future__ import annotations
 
-import argparse
 import os
-import random
 import sys
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 from unittest import mock
 
@@ -33,10 +30,11 @@ from polydyn.errors import InputError, PolydynError, ShapeError, UnsupportedErro
 from polydyn.gpu.targets import ARCHITECTURES, named, newest
 from polydyn.graph.dtypes import numpy_dtype
 from polydyn.program.assemble import build_artifact
-from polydyn.program.plan import Candidate, HostPlan
 from polydyn.runtime.opening import open_program
 from polydyn.runtime.program import Program
 from polydyn.schedules.expr import Array
+from polydyn.testing.campaign import Campaign, Finding, Kinds, Result, parser_of, seeds_of
+from polydyn.testing.cells import preferring
 from polydyn.testing.halves import HALVES, in_halves, rounded, widened
 from polydyn.testing.inputs import feeds as inputs_of
 from polydyn.testing.layer_writer import Layer
@@ -44,24 +42,10 @@ from polydyn.testing.random_layers import FAMILIES, random_layer
 
 BOUND = {"float32": 1e-4, "float16": 1e-2, "bfloat16": 6e-2}
 """Tolerated error of a layer, over the scale of its output, against ONNX Runtime in float32."""
-RANK_FACTORS = (0, 4, 8, 12, 16, 20)
-"""Binary digits of the factors of estimates, by rank in a random order; the last one is for all other ranks."""
 REVERSE = "PDEMU_REVERSE"
 Arrays = Mapping[str, Array]
 Expected = tuple[Arrays, Arrays]
 """Inputs and outputs."""
-
-
-@dataclass(frozen=True)
-class Finding:
-    """A failure: ``wrong``, ``error`` (not a rejection by name), or ``refused`` although ONNX Runtime runs."""
-
-    kind: str
-    layer: str
-    message: str
-
-    def __str__(self) -> str:
-        return f"{self.kind} {self.layer}: {self.message}"
 
 
 def references(layer: Layer) -> list[Expected]:
@@ -85,22 +69,6 @@ def references(layer: Layer) -> list[Expected]:
 def _round_to_all_types(a: Array) -> Array:
     """Round floats to values that every type holds."""
     return rounded(a, "bfloat16").astype(np.float32) if a.dtype == np.float32 else a
-
-
-def preferring(plan: HostPlan, seed: int) -> HostPlan:
-    """Return the plan with the versions of each launch preferred in a random order, nearly independent of estimates."""
-    numbers = random.Random(f"{plan.name} {seed}")
-
-    def ranked(c: Candidate, rank: int) -> Candidate:
-        factor = 1 << RANK_FACTORS[min(rank, len(RANK_FACTORS) - 1)]
-        return c if c.block is None else replace(c, block=replace(c.block, factor=factor))
-
-    launches = []
-    for x in plan.launches:
-        order = numbers.sample(range(len(x.candidates)), len(x.candidates))
-        versions = tuple(ranked(c, r) for c, r in zip(x.candidates, order, strict=True))
-        launches.append(replace(x, candidates=versions))
-    return replace(plan, launches=tuple(launches))
 
 
 def difference(got: Array, want: Array, bound: float) -> str:
@@ -215,11 +183,32 @@ def run_layer(layer: Layer, dtype: str, target: str, forced: int) -> list[Findin
         return [Finding(_kind(e), f"{layer.name} {dtype}", f"{type(e).__name__}: {e}")]
 
 
+def run_seed(
+    seed: int, seen_kinds: Kinds = frozenset(), families: Sequence[str] = tuple(FAMILIES),
+    dtypes: Sequence[str] = tuple(BOUND), target: str = "cuda:emulated", sm: int = 90, forced: int = 1,
+) -> Result:  # fmt: skip
+    """Run the layers of a seed, one of each family, on a device of the capability ``sm``."""
+    os.environ.setdefault("POLYDYN_LIBCUDA", "emulated")
+    os.environ.setdefault("PDEMU_SM", str(sm))
+    device = {"cuda:emulated": f"cuda:{named(sm)}"}
+    result = Result(seed, f"seed{seed}")
+    with mock.patch.object(cuda, "newest", lambda target: newest(device.get(target) or target)):
+        for family in families:
+            layer = random_layer(family, seed)
+            dtype = "float32" if layer.exact else dtypes[seed % len(dtypes)]
+            found = run_layer(layer, dtype, target, forced)
+            result.counts["layers"] += 1
+            result.counts["layers refused"] += any(f.kind == "refused" for f in found)
+            faults = [f for f in found if f.kind in ("wrong", "error")]
+            if faults and result.finding is None:
+                message = "; ".join(f"{f.stage}: {f.message}" for f in faults)
+                result.finding = Finding(faults[0].kind, layer.name, message)
+    return result
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("seeds", type=int, nargs="?", default=20)
-    parser.add_argument("--first", type=int, default=0)
+    parser = parser_of(__doc__, 20)
     parser.add_argument("--family", nargs="+", choices=FAMILIES, default=list(FAMILIES))
     parser.add_argument("--dtype", nargs="+", choices=BOUND, default=list(BOUND))
     parser.add_argument("--target", default="cuda:emulated")
@@ -228,26 +217,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--forced", type=int, default=1,
                         help="random orders of versions, in addition to the estimates' order")  # fmt: skip
     args = parser.parse_args(argv)
-    os.environ.setdefault("POLYDYN_LIBCUDA", "emulated")
-    os.environ.setdefault("PDEMU_SM", str(args.sm))
-    device = {"cuda:emulated": f"cuda:{named(args.sm)}"}
-    with mock.patch.object(cuda, "newest", lambda target: newest(device.get(target) or target)):
-        return run_seeds(args)
-
-
-def run_seeds(args: argparse.Namespace) -> int:
-    """Run all layers of the seeds; return 1 if any failed."""
-    bad = 0
-    for seed in range(args.first, args.first + args.seeds):
-        for family in args.family:
-            layer = random_layer(family, seed)
-            dtype = "float32" if layer.exact else args.dtype[seed % len(args.dtype)]
-            print(f"{time.strftime('%H:%M:%S')} {layer.name} {dtype}", flush=True)
-            for f in run_layer(layer, dtype, args.target, args.forced):
-                bad += f.kind in ("wrong", "error")
-                print(f, flush=True)
-    print(f"{args.seeds * len(args.family)} layers, {bad} failures", flush=True)
-    return 1 if bad else 0
+    run = partial(
+        run_seed, families=args.family, dtypes=args.dtype, target=args.target, sm=args.sm, forced=args.forced
+    )  # fmt: skip
+    return Campaign(run, seeds_of(args), args.jobs, unit="seeds of layers").run()
 
 
 if __name__ == "__main__":

@@ -10,17 +10,13 @@ except random nodes that the option ``exclude`` names. Results are compared with
 
 from __future__ import annotations
 
-import argparse
-import contextlib
 import ctypes
 import os
 import random
 import sys
-import tempfile
 from collections import Counter
 from collections.abc import Sequence
-from concurrent.futures import Future, ProcessPoolExecutor
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -28,16 +24,17 @@ import onnx
 
 import polydyn.ort
 from polydyn.onnx_runtime import ort_classes, ort_session
+from polydyn.testing.campaign import Campaign, Finding, Kinds, Result, fresh_cache, parser_of, seeds_of
 from polydyn.testing.disputes import goes_beyond
-from polydyn.testing.fuzz_models import Campaign, Result
-from polydyn.testing.model_check import Check, Finding, everything
+from polydyn.testing.fuzz_models import ask
+from polydyn.testing.model_check import Check, everything
 from polydyn.testing.random_onnx import THEMES, random_case
 
 WORKER = """
 import sys
 sys.path[:] = {path!r}
 from polydyn.ort.worker import main
-from polydyn.testing.model_check import quick_build
+from polydyn.testing.cells import quick_build
 with quick_build():
     main()
 """
@@ -112,32 +109,21 @@ def compile_quickly() -> None:
     library.PolydynSetDefaults(os.fsencode(sys.executable), WORKER.format(path=sys.path).encode(), 1)
 
 
-def run_quickly(seed: int, theme: str, out: str) -> Result:
+def run_quickly(seed: int, seen_kinds: Kinds, theme: str, out: str) -> Result:
     """Run a seed in a process of a campaign."""
     compile_quickly()
     return run_seed(seed, theme, out)
 
 
-class OrtCampaign(Campaign):
-    """The models of many seeds, in a process that may die: ONNX Runtime itself crashes for some."""
-
-    def _submit(self, pool: ProcessPoolExecutor, seed: int) -> Future[Result]:
-        return pool.submit(run_quickly, seed, self.args.theme, self.args.out)
-
-
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("seeds", type=int, nargs="?", default=100)
-    parser.add_argument("--first", type=int, default=0)
-    parser.add_argument("--jobs", type=int, default=1)
+    parser = parser_of(__doc__)
     parser.add_argument("--theme", default="", choices=["", *THEMES])
     parser.add_argument("--out", default="", help="folder for models that fail")
     args = parser.parse_args(argv)
-    with contextlib.ExitStack() as stack:
-        if "POLYDYN_CACHE" not in os.environ:
-            os.environ["POLYDYN_CACHE"] = stack.enter_context(tempfile.TemporaryDirectory(prefix="polydyn-fuzz-"))
-        return OrtCampaign(args).run()
+    run = partial(run_quickly, theme=args.theme, out=args.out)
+    with fresh_cache():  # ONNX Runtime itself crashes for some models
+        return Campaign(run, seeds_of(args), args.jobs, partial(ask, theme=args.theme)).run()
 
 
 if __name__ == "__main__":

@@ -9,11 +9,11 @@ wrong, or if an error is not a refusal by name.
 
 from __future__ import annotations
 
-import argparse
 import os
 import random
 import sys
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -24,6 +24,7 @@ from onnx import TensorProto, helper, numpy_helper
 from polydyn.compiler import plan_program
 from polydyn.errors import InputError, LegalityError, PolydynError, ScheduleError
 from polydyn.explore import Schedule, groups
+from polydyn.testing.campaign import Campaign, Finding, Kinds, Result, fresh_cache, parser_of, seeds_of
 
 SIZES = (0, 1, 2, 3, 5, 7, 16, 19)
 TILES = (1, 2, 3, 4, 6, 8, 16)
@@ -146,20 +147,18 @@ def check(seed: int) -> tuple[str, str]:
     return "right", said
 
 
-def main() -> int:
+def run_seed(seed: int, seen_kinds: Kinds = frozenset()) -> Result:
+    """Check the schedule of a seed."""
+    kind, message = check(seed)
+    finding = Finding(kind, "schedule", message) if kind in ("wrong", "error") else None
+    return Result(seed, f"seed{seed}", Counter({kind: 1}), finding)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("seeds", type=int, nargs="?", default=100)
-    parser.add_argument("--first", type=int, default=0)
-    args = parser.parse_args()
-    counts: dict[str, int] = {}
-    for seed in range(args.first, args.first + args.seeds):
-        kind, message = check(seed)
-        counts[kind] = counts.get(kind, 0) + 1
-        if kind in ("wrong", "error"):
-            print(kind, message, flush=True)
-    print(", ".join(f"{n} {kind}" for kind, n in sorted(counts.items())))
-    return int(bool(counts.get("wrong", 0) + counts.get("error", 0)))
+    args = parser_of(__doc__).parse_args(argv)
+    with fresh_cache():
+        return Campaign(run_seed, seeds_of(args), args.jobs, unit="schedules").run()
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """Run random models of shape arithmetic (``polydyn/testing/random_models.py``) against ONNX Runtime, at sizes 0 to 128.
 
-usage: python -m polydyn.testing.fuzz_shapes [SEEDS] [--first N] [--feeds 6] [--verbose]
+usage: python -m polydyn.testing.fuzz_shapes [SEEDS] [--first N] [--jobs 1] [--feeds 6]
 
 Every shape, every computed size and every element must equal ONNX Runtime's, or a guard must reject the call. Four
 other outcomes are allowed and counted. ``model refused``: polydyn rejects the model by name. ``strict``: a guard
@@ -12,11 +12,11 @@ an axis into more parts than elements. Exit code 1: a seed disagrees.
 
 from __future__ import annotations
 
-import argparse
 import collections
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -27,6 +27,7 @@ from polydyn.errors import PolydynError, ShapeError, UnsupportedError
 from polydyn.graph.expand import import_model
 from polydyn.graph.ir import Graph
 from polydyn.graph.reference import evaluate
+from polydyn.testing.campaign import Campaign, Finding, Kinds, Result, parser_of, seeds_of
 from polydyn.testing.random_models import random_feeds, random_model
 
 ort.set_default_logger_severity(4)
@@ -152,27 +153,19 @@ def _difference(outputs: dict[str, Any], expected: dict[str, Any], elements: boo
     return ""
 
 
+def run_seed(seed: int, seen_kinds: Kinds = frozenset(), feeds: int = 6) -> Result:
+    """Check the model of a seed."""
+    done = check(random_model(seed), seed, feeds)
+    finding = Finding("wrong", "shapes", done.wrong[0]) if done.wrong else None
+    return Result(seed, f"seed {seed}", done.calls, finding, done.said[0] if done.said else "")
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("seeds", type=int, nargs="?", default=500)
-    parser.add_argument("--first", type=int, default=0)
+    parser = parser_of(__doc__, 500)
     parser.add_argument("--feeds", type=int, default=6)
-    parser.add_argument("--verbose", action="store_true", help="print rejections and their reasons")
     args = parser.parse_args(argv)
-    calls: collections.Counter[str] = collections.Counter()
-    wrong = 0
-    for seed in range(args.first, args.first + args.seeds):
-        try:
-            done = check(random_model(seed), seed, args.feeds)
-        except Exception as e:
-            done = Outcome(wrong=[f"{type(e).__name__}: {e}"])
-        calls += done.calls
-        wrong += bool(done.wrong)
-        for line in done.wrong[:1] + (done.said if args.verbose else []):
-            print(f"seed {seed}: {line}", flush=True)
-    print(f"{args.seeds} models, {wrong} wrong; " + ", ".join(f"{k}: {n}" for k, n in sorted(calls.items())))
-    return 1 if wrong else 0
+    return Campaign(partial(run_seed, feeds=args.feeds), seeds_of(args), args.jobs).run()
 
 
 if __name__ == "__main__":

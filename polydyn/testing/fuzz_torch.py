@@ -12,20 +12,15 @@ capture does not run are counted. Exit code 1: a case is different or an error.
 
 from __future__ import annotations
 
-import argparse
-import contextlib
-import os
 import sys
-import tempfile
 from collections import Counter
 from collections.abc import Sequence
-from concurrent.futures import Future, ProcessPoolExecutor
+from functools import partial
 from pathlib import Path
 
 import torch
 
-from polydyn.testing.fuzz_models import Campaign, Result
-from polydyn.testing.model_check import Finding
+from polydyn.testing.campaign import Campaign, Finding, Kinds, Result, fresh_cache, parser_of, seeds_of
 from polydyn.testing.torch_aten import aten_case, single_cases
 from polydyn.testing.torch_check import Case, Verdict, check
 from polydyn.testing.torch_modules import module_case
@@ -76,31 +71,21 @@ def _result(seed: int, verdicts: Sequence[tuple[Case, Verdict]], out: str) -> Re
     return result
 
 
-class TorchCampaign(Campaign):
-    """The cases of many seeds."""
-
-    def _ask(self, pool: ProcessPoolExecutor, seed: int) -> None:
-        """Do nothing: eager torch runs in the same process, and does not die."""
-
-    def _submit(self, pool: ProcessPoolExecutor, seed: int) -> Future[Result]:
-        compiled = bool(self.args.compile) and seed // 2 % self.args.compile == 0
-        return pool.submit(run_seed, seed, self.args.kind, compiled, self.args.out)
+def run_case(seed: int, seen_kinds: Kinds, kind: str, every: int, out: str) -> Result:
+    """Run the case of a seed in a process of a campaign; every ``every``-th one is compiled."""
+    return run_seed(seed, kind, bool(every) and seed // 2 % every == 0, out)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("seeds", type=int, nargs="?", default=100)
-    parser.add_argument("--first", type=int, default=0)
-    parser.add_argument("--jobs", type=int, default=1)
+    parser = parser_of(__doc__)
     parser.add_argument("--compile", type=int, default=3, metavar="N", help="compile every N-th case; 0: none")
     parser.add_argument("--kind", default="both", choices=KINDS)
     parser.add_argument("--out", default="", help="folder for a text about each case that fails")
     args = parser.parse_args(argv)
-    with contextlib.ExitStack() as stack:
-        if "POLYDYN_CACHE" not in os.environ:
-            os.environ["POLYDYN_CACHE"] = stack.enter_context(tempfile.TemporaryDirectory(prefix="polydyn-fuzz-"))
-        return TorchCampaign(args).run()
+    run = partial(run_case, kind=args.kind, every=args.compile, out=args.out)
+    with fresh_cache():
+        return Campaign(run, seeds_of(args), args.jobs, unit="cases").run()
 
 
 if __name__ == "__main__":

@@ -1,26 +1,22 @@
-"""Compile one model, run it at several sizes with one and two threads, and compare it with ONNX's definition."""
+"""Compile one model in a cell, run it at several sizes, and compare it with ONNX's definition."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, field
 from enum import IntEnum
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
-from unittest import mock
 
 import numpy as np
 import onnx
 
-import polydyn.compiler as compiler
-from polydyn.backends import launches, target_of
-from polydyn.build import compilers as build
-from polydyn.compiler import compile_artifact
+from polydyn.backends import target_of
 from polydyn.errors import InputError, PolydynError, ShapeError, UnsupportedError
 from polydyn.graph.expand import import_parts
-from polydyn.runtime.opening import open_program
-from polydyn.schedules.index import Index
 from polydyn.testing.after_passes import stages
 from polydyn.testing.authorities import (
     Array,
@@ -32,40 +28,28 @@ from polydyn.testing.authorities import (
     nudged,
     second_opinion,
 )
+from polydyn.testing.campaign import Finding
+from polydyn.testing.cell_programs import Programs, programs_of
+from polydyn.testing.cells import Cell
+from polydyn.testing.coverage import Row, kernels_counted, nodes_of
 from polydyn.testing.disputes import disputed_node, goes_beyond, stretches
 
 Call = tuple[Mapping[str, int], Arrays]
 REFUSALS = (UnsupportedError, ShapeError)
-SHARED_OUT = Index.of(10**9)
 NUDGES = 6
-REPEATS = 3
-"""Number of calls with two threads: a race shows only now and then."""
+NUDGE = 1e-6
+"""Relative change of every number in a nudge."""
+ROUNDINGS = 8
+"""Tolerated error in a precision that rounds operands, in roundings of one operand."""
+ROUNDING_PASS = "halves"
+"""The pass that rounds the operands of products in some precisions; other passes do not."""
+ANY = Cell()
 
 
 class Depth(IntEnum):
     """Depth of a check: passes over graph and groups, kernels as text, or a running program."""
 
     PASSES, PLAN, PROGRAM = range(3)
-
-
-@dataclass(frozen=True)
-class Finding:
-    """A failure of a model.
-
-    ``kind``: ``wrong``, ``error`` (not a rejection by name) or ``refuses`` (every call that an authority runs).
-    ``stage``: the pass before it, or ``program``.
-    """
-
-    kind: str
-    stage: str
-    message: str
-    call: int = 0
-
-    @property
-    def same(self) -> tuple[str, str]:
-        """Key that is equal for failures of one kind, independent of the model's names."""
-        head = self.message.split(":")[0] if self.kind == "error" else ""
-        return f"{self.kind} {self.stage if self.kind == 'error' else ''}", head
 
 
 @dataclass
@@ -75,32 +59,25 @@ class Outcome:
     counts: Counter[str] = field(default_factory=Counter)
     finding: Finding | None = None
     refusal: str = ""
-
-
-@contextmanager
-def quick_build() -> Iterator[None]:
-    """Compile kernels without optimisation, and share out every launch among threads, however small."""
-    none = dict.fromkeys(build.OPTIMISATION, ("-O0",))
-    plan = launches.host_plan
-
-    def shared(*args: Any, **more: Any) -> Any:
-        made = plan(*args, **more)
-        return replace(made, launches=tuple(replace(x, work=SHARED_OUT) for x in made.launches))
-
-    with mock.patch.object(build, "OPTIMISATION", none), mock.patch.object(compiler, "host_plan", shared):
-        yield
+    reached: Counter[Row] = field(default_factory=Counter)
+    """Rows of ``coverage``."""
 
 
 class Check:
     """Checks a model with ``run``. ``depth``: depth of the check.
 
-    ``foreign``: decisions made while planning are recomputed by sympy and networkx.
+    ``foreign``: decisions made while planning are recomputed by sympy and networkx. ``cell``: the cell of the program;
+    ``seed``: chooses the passes and tiles of some cells.
     """
 
     def __init__(
-        self, model: onnx.ModelProto, calls: Sequence[Call], depth: Depth = Depth.PROGRAM, foreign: bool = True
-    ) -> None:
+        self, model: onnx.ModelProto, calls: Sequence[Call], depth: Depth = Depth.PROGRAM, foreign: bool = True,
+        cell: Cell = ANY, seed: int = 0,
+    ) -> None:  # fmt: skip
         self.model, self.calls, self.depth, self.foreign = model, calls, depth, foreign
+        self.cell, self.seed = cell, seed
+        self.rounds = False
+        """Whether a pass before this stage rounds operands."""
         self.out = Outcome()
         self.expected: list[Mapping[str, Array] | None] = []
         self.runtime: Runtime | None = None
@@ -153,7 +130,9 @@ class Check:
         if graph.steps:  # several parts: only as a program
             self.out.counts["models of several parts"] += 1
             return
-        for stage in stages(graph):
+        for stage in stages(graph, self.cell.target, self.cell.options(self.seed)):
+            self.out.reached["pass", stage.name.removeprefix("pass ")] += stage.name.startswith("pass ")
+            self.rounds = self.rounds or stage.name == f"pass {ROUNDING_PASS}"
             refused = 0
             for k, (_, feeds) in enumerate(self.calls):
                 want = self.expected[k]
@@ -198,15 +177,20 @@ class Check:
             self.record_finding("wrong", "host plan", str(faulty))
 
     def _program(self) -> None:
-        """Run the compiled program: with one thread, and with two, several times."""
-        with quick_build():
-            artifact, _ = compile_artifact(self.model)
-            one, two = open_program(artifact, threads=1), open_program(artifact, threads=2)
+        """Run the compiled program in its cell: with one thread, and with more, several times."""
+        with TemporaryDirectory(prefix="polydyn-cell-") as folder, self.cell.environment(self.seed):
+            with kernels_counted(self.out.reached, self.cell.target):
+                programs = programs_of(self.model, self.cell, self.seed, Path(folder))
+            self.out.counts += programs.notes
+            self.out.reached.update(nodes_of(self.model))
+            self._calls(programs)
+
+    def _calls(self, programs: Programs) -> None:
         refused, message = 0, ""
         for k, (_, feeds) in enumerate(self.calls):
             want = self.expected[k]
             try:
-                first = one.run(dict(feeds))
+                first = programs.one(dict(feeds))
             except InputError as e:
                 refused, message = refused + self._may_refuse(k, str(e)), str(e)
                 want = self.expected[k]
@@ -218,11 +202,11 @@ class Check:
             self.out.counts["calls compared"] += 1
             if not self._agrees(first, k, "program"):
                 return
-            for _ in range(REPEATS):
-                again = two.run(dict(feeds))
+            for call in programs.others:  # with more threads a race shows only now and then: several calls
+                again = call(dict(feeds))
                 for name, a in first.items():
                     if np.asarray(a).tobytes() != np.asarray(again[name]).tobytes():
-                        self.record_finding("wrong", "two threads", f"{name} has other bits with two threads", k)
+                        self.record_finding("wrong", "threads", f"{name} has other bits in another call", k)
                         return
         if refused and refused == sum(e is not None for e in self.expected):
             self.record_finding("refuses", "program", message)
@@ -251,10 +235,11 @@ class Check:
             "program",
         ):  # passes may keep an output in the shape that it has before a last reshape
             arrays = {n: a.reshape(want[n].shape) if a.size == want[n].size else a for n, a in arrays.items()}
-        message = difference(arrays, want)
+        rounding = self.cell.rounding if self.rounds or stage == "program" else 0.0
+        message = difference(arrays, want, ROUNDINGS * rounding)
         if not message:
             return True
-        if self._sensitive(arrays, call):
+        if self._sensitive(arrays, call, rounding):
             self.out.counts["calls that rounding decides"] += 1
             self.expected[call] = None
             return True
@@ -282,7 +267,7 @@ class Check:
         self.record_finding("wrong", stage, message, call)
         return False
 
-    def _sensitive(self, got: Arrays, call: int) -> bool:
+    def _sensitive(self, got: Arrays, call: int, rounding: float) -> bool:
         """Return whether the authority itself moves about as far if its inputs move by a rounding error."""
         want, feeds = self.expected[call], self.calls[call][1]
         assert want is not None and self.runtime is not None
@@ -290,7 +275,7 @@ class Check:
         moved = dict.fromkeys(off, 0.0)
         for k in range(NUDGES):
             try:
-                model, arrays = nudged(self.model, feeds, k)
+                model, arrays = nudged(self.model, feeds, k, max(rounding, NUDGE))
                 again = Runtime(model).run(arrays)
             except Refused:
                 return False

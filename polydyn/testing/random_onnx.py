@@ -68,6 +68,10 @@ SHARES = {"views": 3, "products": 2, "vision": 1.5, "windows": 0.6, "tables": 1.
           "bytes": 1.2, "operators": 8, "mixed": 2}  # fmt: skip
 """Relative frequency of each theme."""
 TRIES = 12
+TILE_SIZES = (8, 16, 32, 64)
+"""Sizes of vectors and tiles; a call of every model has sizes around one of them."""
+SPECIAL = 0.06
+"""Share of models outside the theme ``operators`` whose inputs have special values."""
 
 
 def random_case(seed: int, theme: str = "") -> Case:
@@ -82,6 +86,7 @@ def random_case(seed: int, theme: str = "") -> Case:
     kind = r.choices(["float32", "float64", "float16"], [10, 1, 0 if theme in ("vision", "bytes") else 1])[0]
     b = Draft(seed, opset if opset > 6 or theme == "operators" else 7, kind)
     special = theme == "operators" and r.random() < 0.1
+    special = special or random.Random(f"{seed} special").random() < SPECIAL
     b.loose = special or (theme == "operators" and r.random() < 0.3)
     first = r.choice(of.inputs)
     b.input(first)
@@ -130,12 +135,22 @@ def _outputs(b: Draft) -> list[str]:
 
 
 def _calls(b: Draft, theme: Theme) -> list[dict[str, int]]:
-    """Return sizes of several calls: the sizes of the model's construction, others, and one with an axis of 0 or 1
-    element.
+    """Return sizes of several calls: the sizes of the model's construction, others, sizes around tiles, and one with an
+    axis of 0 or 1 element.
     """
     r = b.random
     calls = [dict(b.samples[0])] + [{n: r.choice(theme.sizes) for n in PLAIN} for _ in range(3)]
     calls.append({n: r.choice((*theme.sizes[:4], 0, 1)) for n in PLAIN})
     if theme is THEMES["vision"]:
         calls.append({n: (2 if n == "B" else r.choice((16, 32, 64))) for n in PLAIN})
+    calls.insert(len(calls) - 1, _around_tiles(b.seed))  # the first and the last call are planned: small ones
     return calls
+
+
+def _around_tiles(seed: int) -> dict[str, int]:
+    """Return sizes in which two dims are a tile, or differ by one; all other dims are small."""
+    r = random.Random(f"{seed} tiles")
+    sizes = {d: r.choice((1, 2, 3)) for d in PLAIN}
+    for d in r.sample(PLAIN, 2):
+        sizes[d] = r.choice(TILE_SIZES) + r.choice((-1, 0, 1))
+    return sizes

@@ -21,7 +21,7 @@ from polydyn.errors import InputError, PolydynError, ShapeError, UnsupportedErro
 from polydyn.graph.dtypes import numpy_dtype
 from polydyn.graph.expand import import_parts
 from polydyn.graph.reference import evaluate
-from polydyn.testing.model_check import quick_build
+from polydyn.testing.cells import quick_build
 from polydyn.testing.torch_reference import Reference, Watch, leaves
 
 REFUSALS = (UnsupportedError, ShapeError, InputError)

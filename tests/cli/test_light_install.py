@@ -17,7 +17,7 @@ from tests.support.tiny import model, node
 
 BLOCKED_PACKAGES = ("sklearn", "scipy", "threadpoolctl", "matplotlib", "sympy", "networkx", "torch", "onnxruntime",
                     "tokenizers")  # fmt: skip
-NEEDS_EXTRA = {"batch": "jobs", "bench": "bench", "generate": "generate", "try": "bench"}
+NEEDS_EXTRA = {"batch": "jobs", "bench": "bench", "fuzz": "test", "generate": "generate", "try": "bench"}
 """Maps a command to the extra that it names if its packages are missing."""
 
 SCRIPT = """

@@ -16,11 +16,11 @@ from polydyn.build.cache import library_file
 from polydyn.build.compiler import find_compiler
 from polydyn.errors import FallbackWarning
 from polydyn.runtime.artifact import read_artifact
+from polydyn.testing.from_c import RefusedError, build, run
 from tests.program.test_control_flow import LOOP, NESTED_LOOPS
 from tests.program.test_fallback import pooled
 from tests.program.test_parts import LATE_GUARD, MASKED_ROWS
 from tests.program.test_recurrent import f32, recurrent
-from tests.support.from_c import RefusedError, build, run
 from tests.support.tiny import model, node
 
 Feeds = Mapping[str, Any]

@@ -25,12 +25,12 @@ from polydyn.graph.reference import evaluate
 from polydyn.program.assemble import build_artifact
 from polydyn.runtime.artifact import read_artifact, write_artifact
 from polydyn.testing.accuracy import TOLERANCE, error, reference
+from polydyn.testing.from_c import build, run
 from polydyn.testing.fuzz import difference
 from polydyn.testing.inputs import feeds, shapes
 from polydyn.testing.quantizer import quantize
 from polydyn.testing.random_graphs import random_feeds, random_graph
 from tests.program.test_parts import MASKED_ROWS
-from tests.support.from_c import build, run
 from tests.support.paths import DATA
 from tests.support.stored import load, path_of
 
@@ -61,7 +61,7 @@ def cross(monkeypatch: pytest.MonkeyPatch, compiler: str) -> None:
 
 @pytest.fixture(scope="module")
 def runner(tmp_path_factory: pytest.TempPathFactory, compiler: str) -> Path:
-    """Build tests/c/run_stdin.c for arm64."""
+    """Build polydyn/testing/run_stdin.c for arm64."""
     return build(shlex.split(compiler), tmp_path_factory.mktemp("arm"))
 
 

@@ -27,6 +27,7 @@ WRITING = {
     "dump of a program": ["dump", "{in}/m.polydyn", "-o", "{out}/dump"],
     "explain": ["explain", "{in}/m.polydyn", "--shape", "N=2", "--html", "{out}/e.html"],
     "extract": ["extract", "{in}/m.polydyn", "-o", "{out}"],
+    "fuzz": ["fuzz", "--models", "0", "--coverage", "{out}/c.md"],
     "quantize": ["quantize", "{in}/m.onnx", "-o", "{out}/q.onnx"],
     "records": ["records", "merge", "{out}/m.db", "{in}/r.db"],
     "run": ["run", "{in}/m.polydyn", "--shape", "N=2", "--output-dir", "{out}"],

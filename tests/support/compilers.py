@@ -9,13 +9,12 @@ from __future__ import annotations
 import argparse
 import os
 import shlex
-import shutil
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
 
-from polydyn.build.compilers import wheel_command
+from polydyn.testing.cells import c_compilers
 from tests.support.paths import ROOT
 
 CHOSEN = (
@@ -40,9 +39,7 @@ forests; loops, sequences, a program in C; the stored models."""
 
 def here() -> tuple[dict[str, str], list[str]]:
     """Return the command of every compiler that is here, by its name, and the names of the others."""
-    names = {"gcc": ["gcc"], "clang": ["clang", *(f"clang-{n}" for n in range(30, 11, -1))]}
-    found = {name: next(filter(shutil.which, spellings), "") for name, spellings in names.items()}
-    found["zig"] = "zig cc" if shutil.which("zig") else shlex.join(wheel_command())
+    found = c_compilers()
     return {n: c for n, c in found.items() if c}, [n for n, c in found.items() if not c]
 
 

@@ -47,7 +47,7 @@ def check_windows(graph: Graph, plan: FusionPlan) -> None:
     lying: dict[str, list[tuple[str, Index, int]]] = {}
     for t, w in plan.windows.items():
         own = wholes[w.target].parts if w.target in wholes else ()
-        held = t if t in own or t not in made else made[t].inputs[0]  # the copy of a part has a separate name
+        held = t if t in own or t not in made else _copied(made[t], own)
         lying.setdefault(w.target, []).append((held, w.offset, w.axis))
     for target, parts in lying.items():
         whole = wholes.get(target)
@@ -63,6 +63,13 @@ def check_windows(graph: Graph, plan: FusionPlan) -> None:
             offset = offset + graph.tensors[p].shape[whole.axis]
         if left:
             raise _wrong(f"{left[0][0]} lies in it, and is no part of it", target)
+
+
+def _copied(copy: Compute | Concat, parts: Sequence[str]) -> str:
+    """Return the part that a node copies. The name of a copy that recomputes its part has the part's number."""
+    number = copy.output.rpartition("/")[2]
+    again = copy.inputs[:1] not in [(p,) for p in parts] and number.isdigit() and int(number) < len(parts)
+    return parts[int(number)] if again else copy.inputs[0]
 
 
 def _same(a: Index, b: Index) -> bool:

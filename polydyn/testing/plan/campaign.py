@@ -1,6 +1,6 @@
 """Run random models (``polydyn/testing/random_onnx.py``) through the interpreter of host plans.
 
-    python -m polydyn.testing.plan.campaign [COUNT] [--first SEED] [--theme NAME] [--loops]
+    python -m polydyn.testing.plan.campaign [SEEDS] [--first SEED] [--jobs 1] [--theme NAME] [--loops]
 
 Every model is planned and run at the sizes of its calls. A fault is printed with its seed. Exits with 1 if there is a
 fault, or if the interpreter stops with an error of its own.
@@ -8,27 +8,22 @@ fault, or if the interpreter stops with an error of its own.
 
 from __future__ import annotations
 
-import argparse
 import sys
-import time
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
-from multiprocessing import get_context
+from collections.abc import Mapping, Sequence
+from functools import partial
 
 from polydyn.backends import target_of
 from polydyn.errors import PolydynError
 from polydyn.graph.expand import import_parts
+from polydyn.testing.campaign import Campaign, Finding, Kinds, Result, parser_of, seeds_of
 from polydyn.testing.drafts import Case
+from polydyn.testing.fuzz_models import ask
 from polydyn.testing.plan.check import Faulty, bound_sizes, check_planned, dims_of, faults_of, sizes_in_shares
 from polydyn.testing.plan.framed import programs_of
 from polydyn.testing.plan.planned import Planned
 from polydyn.testing.random_onnx import random_case
 
-FAULTY, STOPS = "models with faults", "models at which the interpreter stops"
-MODELS_PER_PROCESS = 100
-"""Number of models after which the worker process is replaced."""
 MAX_PRINTED_FAULTS = 3
 """Maximum number of faults that are printed for a model."""
 
@@ -57,50 +52,28 @@ def _call(planned: Planned, sizes: Mapping[str, int], counts: Counter[str], loop
     return found or []
 
 
-def run_seed(seed: int, theme: str, loops: bool) -> tuple[Counter[str], list[str]]:
-    """Return the counts and the printed lines of one model."""
+def run_seed(seed: int, seen_kinds: Kinds = frozenset(), theme: str = "", loops: bool = False) -> Result:
+    """Return the counts and the faults of one model."""
     counts: Counter[str] = Counter()
     case = random_case(seed, theme)
     try:
         found = check_case(case, counts, loops)
     except PolydynError as e:
-        return Counter({f"refused ({type(e).__name__})": 1}), []
+        return Result(seed, case.name, Counter({f"refused ({type(e).__name__})": 1}))
     except Exception as e:
-        return Counter({STOPS: 1}), [f"{case.name}: {type(e).__name__}: {str(e)[:200]}"]
-    counts[FAULTY] += bool(found)
-    return counts, [f"{case.name}: {f}" for f in found[:MAX_PRINTED_FAULTS]]
-
-
-def results(seeds: Sequence[int], theme: str, loops: bool) -> Iterator[tuple[Counter[str], list[str]]]:
-    """Yield the result of each model. Models run in a worker process, because ONNX Runtime may crash it."""
-    waiting = list(seeds)
-    while waiting:
-        with ProcessPoolExecutor(1, get_context("spawn")) as pool:
-            try:
-                for seed in waiting[:MODELS_PER_PROCESS]:
-                    yield pool.submit(run_seed, seed, theme, loops).result()
-                    waiting.pop(0)
-            except BrokenProcessPool:
-                waiting.pop(0)
-                yield Counter({"models that stop ONNX Runtime": 1}), []
+        return Result(seed, case.name, counts, Finding("error", "interpreter", f"{type(e).__name__}: {str(e)[:200]}"))
+    said = "; ".join(map(str, found[:MAX_PRINTED_FAULTS]))
+    return Result(seed, case.name, counts, Finding("wrong", "plan", said) if found else None)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("count", type=int, nargs="?", default=100)
-    parser.add_argument("--first", type=int, default=0)
+    parser = parser_of(__doc__)
     parser.add_argument("--theme", default="")
     parser.add_argument("--loops", action="store_true")
     args = parser.parse_args(argv)
-    counts: Counter[str] = Counter()
-    begin = time.monotonic()
-    for k, (more, lines) in enumerate(results(range(args.first, args.first + args.count), args.theme, args.loops), 1):
-        counts.update(more)
-        print(*(f"{x}\n" for x in lines), sep="", end="", flush=True)
-        if k % 50 == 0 or k == args.count:
-            print(f"{k} seeds, {time.monotonic() - begin:.0f} s: {dict(counts)}", flush=True)
-    return int(counts[FAULTY] + counts[STOPS] > 0)
+    run = partial(run_seed, theme=args.theme, loops=args.loops)
+    return Campaign(run, seeds_of(args), args.jobs, partial(ask, theme=args.theme)).run()
 
 
 if __name__ == "__main__":

@@ -53,6 +53,7 @@ def _on_device(plan: HostPlan, memory: Memory) -> Before:
             waits |= before if written or not writers else writers
             waits |= readers if written else set()
             latest[at] = (b, before, writers | ({k} if written else set()), readers | (set() if written else {k}))
+        waits.discard(k)  # a launch that has a buffer twice, as a concatenation of equal parts
         every = {j for j, y in enumerate(plan.launches[:k]) if y.writes is None} | waits
         out.append(frozenset(every.union(*(out[j] for j in every))))
     return out

@@ -18,7 +18,7 @@ def check_tables(planned: Planned, faults: Faults) -> None:
     if not text or not plan.launches:
         return
     order = list(dict.fromkeys([n for x in plan.launches for n in x.buffers] + list(plan.outputs)))
-    flat, kernels = _numbers(text, "launch_buffers"), [r[0] for r in _rows(text, "kernels")]
+    flat, kernels = _numbers(text, "launch_buffers"), [_kernel_name(r) for r in _rows(text, "kernels")]
     if [int(r[1]) for r in _rows(text, "waves")] != list(plan.waves or (1,) * len(plan.launches)):
         faults.add("tables", "", "the waves differ")
     expected = [c for x in plan.launches for one in x.candidates for c in one.sequence]
@@ -45,6 +45,11 @@ def _check_order(planned: Planned, order: list[str], faults: Faults) -> None:
     looks = [(int(r[0]), order[int(r[1])]) for r in _rows(text, "index_checks") if len(r) > 1]
     if looks != [(c.launch, c.buffer) for c in sorted(plan.index_checks, key=lambda c: c.launch)]:
         faults.add("tables", "", f"the host looks at {looks}")
+
+
+def _kernel_name(row: list[str]) -> str:
+    """Return the name in a row of kernels: a function of a CPU, or a text after the number of a device's module."""
+    return row[1].strip('"') if row[0].isdigit() else row[0]
 
 
 def _at(names: tuple[str, ...], name: str) -> int | None:

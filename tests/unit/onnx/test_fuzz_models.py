@@ -25,7 +25,7 @@ from polydyn.testing.after_passes import evaluate_plan
 from polydyn.testing.authorities import Array, Refused, Runtime, difference, second_opinion
 from polydyn.testing.disputes import disputed_node, goes_beyond, open_question, stretches
 from polydyn.testing.drafts import STRANGE
-from polydyn.testing.fuzz_models import minimised, run_seed
+from polydyn.testing.fuzz_models import Settings, minimised, run_seed
 from polydyn.testing.model_check import Check, Depth, everything, overflows
 from polydyn.testing.random_onnx import THEMES, random_case
 
@@ -79,7 +79,7 @@ def test_a_model_is_a_function_of_its_seed() -> None:
 
 @pytest.mark.parametrize("theme", THEMES)
 def test_models_agree_after_every_pass(theme: str) -> None:
-    result = run_seed(50, theme, Depth.PASSES, "", frozenset())
+    result = run_seed(50, settings=Settings(theme, compile=0, plan=0))
     assert result.finding is None, result.finding
 
 
@@ -286,6 +286,8 @@ def test_the_node_that_is_disputed_is_named(nodes: list[onnx.NodeProto], x: Arra
         (helper.make_node("NegativeLogLikelihoodLoss", ["x", "g"], ["y"]), {"x": np.zeros((0, 3))}, True),
         (helper.make_node("GlobalMaxPool", ["x"], ["y"]), {"x": [[[np.nan, 1]]]}, True),
         (helper.make_node("GlobalMaxPool", ["x"], ["y"]), {}, False),
+        (helper.make_node("MaxPool", ["x"], ["y"], kernel_shape=[2]), {"x": [[[np.nan, 1]]]}, True),
+        (helper.make_node("MaxPool", ["x"], ["y"], kernel_shape=[2]), {"x": [[[np.inf, 1]]]}, False),
         (helper.make_node("Pow", ["x", "g"], ["y"]), {"x": [2**31 - 1], "g": [2], "y": [(2**31 - 1) ** 2]}, True),
         (helper.make_node("Pow", ["x", "g"], ["y"]), {"x": [3], "g": [2], "y": [9]}, False),
         (helper.make_node("ReduceMean", ["x"], ["y"]), {"x": [2**63 - 1, 8]}, True),

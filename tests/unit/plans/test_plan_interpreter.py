@@ -177,3 +177,14 @@ def test_candidates_of_different_groups_run_as_their_own() -> None:
     assert any(g.arrays.keys() != own.arrays.keys() for g in planned.groups.values())
     for size in (3, 40):
         assert check_planned(planned, {"B": 2}, default=size, loops=size == 3) == []
+
+
+def test_plans_of_devices_are_interpreted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their tables have kernels by name, and a concatenation of equal parts has a buffer twice in one launch."""
+    monkeypatch.setenv("POLYDYN_VERIFY", "2")
+    nodes = [node("Concat", "x x", "y", axis=1), node("Softmax", "y", "z")]
+    made = model(nodes, {"x": ("float32", ["B", 8])}, ["y", "z"])
+    assert plan_program(made, target="cuda:sm_80").launches
+    monkeypatch.setattr("polydyn.testing.plan.tables._kernel_name", lambda row: row[0])
+    with pytest.raises(PolydynError, match="it is called as 0"):
+        plan_program(made, target="cuda:sm_80")

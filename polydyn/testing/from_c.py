@@ -1,4 +1,4 @@
-"""Runs saved programs from C, without Python: tests/c/run_stdin.c."""
+"""Run saved programs from C, without Python: ``run_stdin.c``. An emulator runs programs of another architecture."""
 
 from __future__ import annotations
 
@@ -11,14 +11,15 @@ from typing import Any
 import numpy as np
 
 from polydyn.runtime.artifact import read_artifact
-from tests.support.paths import ROOT, TESTS
+
+HERE = Path(__file__).parent
 
 
 def build(compiler: Sequence[str], folder: Path) -> Path:
     """Build the C program in a folder."""
-    made, include = folder / "run_stdin", ROOT / "polydyn" / "runtime" / "c"
+    made, include = folder / "run_stdin", HERE.parent / "runtime" / "c"
     strict = ["-std=gnu11", "-Wall", "-Wextra", "-Werror", "-O1"]
-    source = TESTS / "c" / "run_stdin.c"
+    source = HERE / "run_stdin.c"
     subprocess.run([*compiler, *strict, f"-I{include}", str(source), "-o", str(made), "-ldl"], check=True)
     return made
 
