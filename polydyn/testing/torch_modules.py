@@ -274,13 +274,17 @@ def _misc(w: Writer) -> None:
         "index": ([a], lambda m, x: x[torch.arange(x.shape[0] - 1, -1, -1)]),
         "pad": ([a], lambda m, x: F.pad(x, (1, 2), value=0.5)),
         "scale by a size": ([a], lambda m, x: x / x.shape[-1]),
-        f"scatter_reduce {kind} {dim}": ([a, b], lambda m, x, y: x.scatter_reduce(
-            dim, torch.arange(y.shape[dim]).remainder(2).expand(y.movedim(dim, -1).shape).movedim(-1, dim), y, kind,
-            include_self=own,
-        )),
-        f"antialiased {wide}": ([a], lambda m, x: F.interpolate(
-            x, scale_factor=wide, mode="bilinear", antialias=True
-        )),
+        f"scatter_reduce {kind} {dim}": (
+            [a, b],
+            lambda m, x, y: x.scatter_reduce(
+                dim,
+                torch.arange(y.shape[dim]).remainder(2).expand(y.movedim(dim, -1).shape).movedim(-1, dim),
+                y,
+                kind,
+                include_self=own,
+            ),
+        ),
+        f"antialiased {wide}": ([a], lambda m, x: F.interpolate(x, scale_factor=wide, mode="bilinear", antialias=True)),
         "new axis times": ([a, b], lambda m, x, y: x[..., None] * y[..., None, :]),
         "constant": ([a], lambda m, x: x + torch.arange(x.shape[-1])),
     }

@@ -67,15 +67,16 @@ def allowed_sizes(traced: Any) -> dict[str, Sizes]:
     """
     found = {
         str(s): Sizes(int(r.lower) if bool(r.lower > 2) else 0, None if r.upper == int_oo else int(r.upper))
-        for s, r in traced.range_constraints.items() if s.is_Symbol
+        for s, r in traced.range_constraints.items()
+        if s.is_Symbol
     }
     shapes = [getattr(n.meta.get("val"), "shape", ()) for n in traced.graph.nodes if n.op == "placeholder"]
     sizes = [v for shape in shapes for v in shape if isinstance(v, torch.SymInt)]
     for size in sizes:
         if not size.node.expr.is_Symbol:  # its dim would have this text as a name, and any size
             raise _by_sizes(f"a size is always {size.node.expr}")
-    environment = sizes[0].node.shape_env if sizes else None
-    for guard in environment.guards if environment is not None else ():
+    environment: Any = sizes[0].node.shape_env if sizes else None
+    for guard in environment.guards if sizes else ():
         condition = environment.simplify(guard.expr)
         if not isinstance(condition, sympy.Eq):
             continue

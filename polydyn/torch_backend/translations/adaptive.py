@@ -60,7 +60,7 @@ def _greatest(x: torch.Tensor, output: Any) -> tuple[torch.Tensor, torch.Tensor]
 @translate("adaptive_max_pool2d")
 def adaptive_max(x: torch.Tensor, output_size: Sequence[int]) -> Any:
     """Compute maxima of windows that divide the last two axes, and their positions in the image."""
-    made = NotImplemented
+    made: Any = NotImplemented
     if _fixed(x, 2) or tuple(output_size) == (1, 1):
         made = torch._decomp.decomposition_table[torch.ops.aten.adaptive_max_pool2d.default](x, tuple(output_size))
     if made is not NotImplemented:
