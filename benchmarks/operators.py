@@ -60,6 +60,7 @@ ONNX's reference evaluator and ONNX Runtime disagree in these cases:
 | Pow of integers, a result beyond 2^53 | exact | rounded by way of float64 | exact |
 | PRelu up to opset 6, slopes of channels | no answer | along the last axis if that has size 1 | along channels |
 | MeanVarianceNormalization below rank 4, default axes | an error | leaves out axes past the rank | as ONNX Runtime |
+| TreeEnsembleRegressor, one target, several weights of a leaf | their sum | the first | as ONNX Runtime |
 | Cast of a float to an integer that cannot hold it | low bits | differs by lane | low bits (of int32 for 8 and 16) |
 
 GridSample interpolates floats and booleans; integers are rejected, as the reference's weights are integers too.

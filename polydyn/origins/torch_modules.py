@@ -5,10 +5,13 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
+from math import lcm
 from typing import TYPE_CHECKING, Any
 
 from polydyn.errors import InputError, PolydynError, UnsupportedError
 from polydyn.program_cache import compile as compile_model
+from polydyn.shapes.sizes import Dims, Sizes, sizes_by_name
 
 if TYPE_CHECKING:
     import onnx
@@ -39,7 +42,8 @@ def from_torch(
     InputError: this is no module, or the example does not fit. UnsupportedError: torch cannot export it, or its axes
     have not the names' sizes; other errors as of ``polydyn.compile``.
     """
-    return compile_model(torch_model(module, args, kwargs, symbols=symbols), **arguments)
+    model, allowed = _model_and_sizes(module, args, kwargs, symbols=symbols)
+    return compile_model(model, **{**arguments, "dims": _both(arguments.get("dims"), allowed)})
 
 
 def torch_model(
@@ -48,6 +52,14 @@ def torch_model(
 ) -> onnx.ModelProto:  # fmt: skip
     """Return the ONNX model of a module. ``inputs``, ``outputs``: names instead of torch's; ``axes``: names of the axes
     of these inputs. Errors: ``from_torch``."""
+    return _model_and_sizes(module, args, kwargs, symbols=symbols, inputs=inputs, outputs=outputs, axes=axes)[0]
+
+
+def _model_and_sizes(
+    module: Any, args: Sequence[Any], kwargs: Mapping[str, Any] | None, *, symbols: Axes | None,
+    inputs: Sequence[str] = (), outputs: Sequence[str] = (), axes: Axes | None = None,
+) -> tuple[onnx.ModelProto, dict[str, Sizes]]:  # fmt: skip
+    """Return the model, and the sizes for which it is right, by the names of its dims."""
     try:
         import torch
         import torch.onnx
@@ -67,10 +79,22 @@ def torch_model(
                              remedy="give a torch.nn.Module or a torch.export.ExportedProgram")  # fmt: skip
         traced = _exported(torch, module, tuple(args), dict(kwargs or {}), symbols)
     with _without_fast_path(torch):
-        model: onnx.ModelProto = exported_model(traced, OPSET)
+        model, allowed = exported_model(traced, OPSET)
     _rename(model, inputs, outputs)
-    _name_dims(model, axes or symbols or {})
-    return model
+    names = _name_dims(model, axes or symbols or {})
+    return model, {names.get(name, name): sizes for name, sizes in allowed.items()}
+
+
+def _both(dims: Dims | None, allowed: Mapping[str, Sizes]) -> dict[str, Sizes]:
+    """Return the sizes that both the caller and the exported module allow."""
+    chosen = sizes_by_name(dims)
+    for name, sizes in allowed.items():
+        own = chosen.get(name, Sizes())
+        highs = [s.high for s in (own, sizes) if s.high is not None]
+        chosen[name] = replace(
+            own, low=max(own.low, sizes.low), high=min(highs, default=None), multiple=lcm(own.multiple, sizes.multiple)
+        )
+    return chosen
 
 
 def _exported(torch: Any, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any], symbols: Axes | None) -> Any:
@@ -139,8 +163,10 @@ def _rename(model: onnx.ModelProto, inputs: Sequence[str], outputs: Sequence[str
             node.output[:] = [new.get(x, x) for x in node.output]
 
 
-def _name_dims(model: onnx.ModelProto, axes: Axes) -> None:
-    """Name each size that torch named: as the axes are named, else after the first input that has it."""
+def _name_dims(model: onnx.ModelProto, axes: Axes) -> dict[str, str]:
+    """Name each size that torch named: as the axes are named, else after the first input that has it. Return torch's
+    names with the new ones.
+    """
     names: dict[str, str] = {}
     graph = model.graph
     for value in graph.input:
@@ -162,3 +188,4 @@ def _name_dims(model: onnx.ModelProto, axes: Axes) -> None:
         for dim in value.type.tensor_type.shape.dim:
             if dim.dim_param:
                 dim.dim_param = "".join(names.get(w, w) for w in re.split(r"(\w+)", dim.dim_param))
+    return names

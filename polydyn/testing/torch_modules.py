@@ -222,7 +222,9 @@ def _layer(w: Writer) -> None:
         "PReLU": lambda: nn.PReLU(),
         "Upsample": lambda: nn.Upsample(scale_factor=2, mode=r.choice(["nearest", "linear"])),
         "MaxPool1d": lambda: nn.MaxPool1d(2, 1),
-        "AdaptiveAvgPool2d": lambda: nn.AdaptiveAvgPool2d(2),
+        "AdaptiveAvgPool1d": lambda: nn.AdaptiveAvgPool1d(r.choice([1, 2, 3])),
+        "AdaptiveAvgPool2d": lambda: nn.AdaptiveAvgPool2d((2, r.choice([1, 2, 3]))),
+        "AdaptiveMaxPool2d": lambda: nn.AdaptiveMaxPool2d((2, r.choice([1, 2, 3]))),
     }
     name = r.choice(list(makers))
     try:
@@ -262,6 +264,7 @@ def _product(w: Writer) -> None:
 def _misc(w: Writer) -> None:
     r = w.random
     a, b, dim = w.pick(), w.pick(), r.choice([0, -1])
+    kind, own, wide = r.choice(["sum", "mean", "amax"]), r.random() < 0.5, r.choice([0.6, 1.7])
     some: dict[str, tuple[list[int], Callable[..., Any]]] = {
         f"softmax {dim}": ([a], lambda m, x: x.softmax(dim)),
         f"cumsum {dim}": ([a], lambda m, x: x.cumsum(dim)),
@@ -271,6 +274,17 @@ def _misc(w: Writer) -> None:
         "index": ([a], lambda m, x: x[torch.arange(x.shape[0] - 1, -1, -1)]),
         "pad": ([a], lambda m, x: F.pad(x, (1, 2), value=0.5)),
         "scale by a size": ([a], lambda m, x: x / x.shape[-1]),
+        f"scatter_reduce {kind} {dim}": (
+            [a, b],
+            lambda m, x, y: x.scatter_reduce(
+                dim,
+                torch.arange(y.shape[dim]).remainder(2).expand(y.movedim(dim, -1).shape).movedim(-1, dim),
+                y,
+                kind,
+                include_self=own,
+            ),
+        ),
+        f"antialiased {wide}": ([a], lambda m, x: F.interpolate(x, scale_factor=wide, mode="bilinear", antialias=True)),
         "new axis times": ([a, b], lambda m, x, y: x[..., None] * y[..., None, :]),
         "constant": ([a], lambda m, x: x + torch.arange(x.shape[-1])),
     }

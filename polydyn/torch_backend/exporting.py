@@ -19,6 +19,8 @@ from torch.fx.traceback import preserve_node_meta
 
 from polydyn.errors import PolydynError, UnsupportedError
 from polydyn.graph.dtypes import onnx_dtype
+from polydyn.shapes.sizes import Sizes
+from polydyn.torch_backend.conditions import Condition, allowed_sizes
 from polydyn.torch_backend.places import at_node, user_line
 from polydyn.torch_backend.translations import table
 
@@ -40,9 +42,11 @@ class _Traced(torch.nn.Module):  # type: ignore[misc]
         return fx.Interpreter(self.captured).run(*tensors)
 
 
-def export(module: fx.GraphModule, tensors: Sequence[torch.Tensor], symbols: Sequence[Mapping[int, str]]) -> Any:
-    """Export the ONNX model of a graph. Raises UnsupportedError if torch cannot export it, or it writes into its
-    inputs.
+def export(
+    module: fx.GraphModule, tensors: Sequence[torch.Tensor], symbols: Sequence[Mapping[int, str]]
+) -> tuple[Any, Condition]:
+    """Export the ONNX model of a graph, with the condition on sizes under which it is right. Raises UnsupportedError
+    if torch cannot export it, or it writes into its inputs.
     """
     traced = None
     try:
@@ -56,21 +60,22 @@ def export(module: fx.GraphModule, tensors: Sequence[torch.Tensor], symbols: Seq
                 raise at_node(refusal, next((n for n in traced.graph.nodes if n.name in written), None))
             made = torch.onnx.export(traced, (), dynamo=True, verbose=False, opset_version=OPSET, optimize=False)
             _fold(made.model)
-        return _checked(made.model_proto, traced)
+        return _checked(made.model_proto, traced), Condition.of(traced)
     except PolydynError:
         raise
     except Exception as e:  # the exporter's errors have no common base class
         raise _refusal(e) from e
 
 
-def exported_model(traced: Any, opset: int) -> Any:
-    """Return the ONNX model of an exported program. UnsupportedError: torch cannot export it."""
+def exported_model(traced: Any, opset: int) -> tuple[Any, dict[str, Sizes]]:
+    """Return the ONNX model of an exported program, and its allowed sizes by torch's names. UnsupportedError: torch
+    cannot export it."""
     with exporting(), torch.no_grad():
         decomposed = traced.run_decompositions(table())
         made = torch.onnx.export(decomposed, (), dynamo=True, verbose=False, opset_version=opset, optimize=False)
         assert made is not None
         _fold(made.model)
-        return made.model_proto
+        return made.model_proto, allowed_sizes(decomposed)
 
 
 @contextlib.contextmanager

@@ -28,12 +28,19 @@ def eager(forward: Callable[..., Any], reason: PolydynError, settings: Settings)
     return forward
 
 
+MAX_PROGRAMS = 8
+"""Maximum number of programs of a graph, as of torch's own recompilations."""
+
+
 class CompiledGraph:
-    """A captured graph as a function of its arguments, compiled at its first call, when torch no longer traces."""
+    """A captured graph as a function of its arguments, compiled at its first call, when torch no longer traces.
+
+    Where torch's rules choose by sizes, other sizes get a program of their own.
+    """
 
     def __init__(self, capture: Capture, settings: Settings, forward: Callable[..., Any]) -> None:
         self._capture, self._settings, self._forward = capture, settings, forward
-        self._calls: dict[tuple[Any, ...], _Call] = {}
+        self._calls: dict[tuple[Any, ...], list[_Call]] = {}
         self._eager: Callable[..., Any] | None = None
 
     def __call__(self, *arguments: Any) -> Any:
@@ -42,13 +49,21 @@ class CompiledGraph:
             return self._eager(*arguments)
         numbers = tuple(arguments[k].item() for k in self._capture.numbers)
         key = tuple((type(n), repr(n)) for n in numbers)  # 1, 1.0, True, 0.0 and -0.0 are different programs
-        call = self._calls.get(key)
+        calls = self._calls.setdefault(key, [])
+        call = next((c for c in calls if c.covers(arguments)), None)
+        if call is None and len(calls) == MAX_PROGRAMS:
+            reason = UnsupportedError(
+                f"a graph with {MAX_PROGRAMS} programs needs one more for these sizes", rule="sizes decide",
+                remedy="call it with fewer sizes, or write it with operators that do not depend on them",
+            )  # fmt: skip
+            return eager(self._forward, reason, self._settings)(*arguments)
         if call is None:
             try:
-                call = self._calls[key] = _Call(self._capture, self._settings, arguments, numbers)
+                call = _Call(self._capture, self._settings, arguments, numbers)
             except PolydynError as e:
                 self._eager = eager(self._forward, e, self._settings)
                 return self._eager(*arguments)
+            calls.append(call)
         try:
             return call(arguments)
         except InputError as e:  # only this call: a size that the program does not cover
@@ -62,11 +77,11 @@ class CompiledGraph:
     @property
     def programs(self) -> list[Program]:
         """The compiled programs."""
-        return [c.program for c in self._calls.values()]
+        return [c.program for calls in self._calls.values() for c in calls]
 
 
 class _Call:
-    """A program of a graph, for the numbers among its arguments."""
+    """A program of a graph, for the numbers among its arguments and for sizes that meet torch's condition."""
 
     def __init__(
         self, capture: Capture, settings: Settings, arguments: Sequence[Any], numbers: tuple[Any, ...]
@@ -82,7 +97,7 @@ class _Call:
         self._on_device = kinds == {"cuda"}
         self._frozen = Frozen({k: parameters[k] for k in frozen})
         symbols = [s for k, s in zip(capture.tensors, capture.symbols, strict=True) if k in self._inputs]
-        model = export(capture.exportable(constants), tensors, symbols)
+        model, self._condition = export(capture.exportable(constants), tensors, symbols)
         said = replace(settings.arguments, dims=_named_dims(settings.arguments.dims, symbols, model))
         target = said.target or (_cuda_target(tensors) if self._on_device else "cpu")
         try:
@@ -96,6 +111,10 @@ class _Call:
         self._outputs = capture.outputs
         if settings.start == "full":  # else this would wait for the compilation
             log.info("a graph of %d kernels, target %s", self.program.kernel_count, target)
+
+    def covers(self, arguments: Sequence[Any]) -> bool:
+        """Return whether the program is right for the sizes of these arguments."""
+        return self._condition.holds([arguments[k].shape for k in self._inputs])
 
     def __call__(self, arguments: Sequence[Any]) -> tuple[Any, ...]:
         self._frozen.check(arguments)

@@ -121,6 +121,13 @@ def test_forests_that_estimate(count: int, depth: int, ids: list[int], post: dic
     compare(one("TreeEnsembleRegressor", "float32", [SCORES], **attributes))
 
 
+def test_of_several_weights_of_a_leaf_the_first_counts_for_one_target() -> None:
+    """skl2onnx writes the number of a leaf once for each class."""
+    trees = Trees(2, 3, ["LEQ"])
+    attributes = {"n_targets": 1} | trees.nodes() | trees.entries("target", [0, 0, 0], -0.1)
+    compare(one("TreeEnsembleRegressor", "float32", [SCORES], **attributes))
+
+
 def test_levels_need_no_checks_and_deep_trees_repeat_one(monkeypatch: pytest.MonkeyPatch) -> None:
     """Leaves may have any feature and any children: nothing reads them."""
     trees = Trees(3, 4, ["LEQ"])

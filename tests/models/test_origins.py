@@ -203,3 +203,44 @@ def test_decoders_continue_from_their_caches(kind: str, tmp_path: Path) -> None:
         past = {f"past_key_values.0.{k}": out[f"present.0.{k}"] for k in ("key", "value")}
         rows, at = [*rows, out["logits"]], at + step
     np.testing.assert_allclose(np.concatenate(rows, 1), expected, rtol=0, atol=1e-4)
+
+
+class _Choosing(torch.nn.Module):  # type: ignore[misc, name-defined]
+    def __init__(self, choose: Callable[[Any], Any]) -> None:
+        super().__init__()
+        self.choose = choose
+
+    def forward(self, x: Any) -> Any:
+        return self.choose(x)
+
+
+def test_a_module_that_chooses_by_sizes_has_limits() -> None:
+    def choose(x: Any) -> Any:
+        y = x[:, 7:] if x.shape[1] > 7 else x
+        return y * 2 if x.shape[0] % 3 == 0 else y
+
+    program = polydyn.from_torch(_Choosing(choose), (torch.randn(6, 9),), dims={"x_1": (0, 50)}, threads=1)
+    agrees(program, choose, torch.randn(3, 50))
+    for shape, limit in [((3, 7), "8 <= x_1"), ((4, 9), "multiples of 3"), ((3, 51), "x_1 <= 50")]:
+        with pytest.raises(PolydynError, match=limit):
+            program.run({"x": np.zeros(shape, "f")})
+
+
+@pytest.mark.parametrize("choose", [
+    lambda x: x * 2 if x.shape[0] == 3 * x.shape[1] else x,
+    lambda x: x * 2 if (x.shape[0] + 1) // 2 % 3 == 0 else x,
+])  # fmt: skip
+def test_sizes_without_limits_to_name_are_refused(choose: Callable[[Any], Any]) -> None:
+    with pytest.raises(PolydynError, match="only for some sizes"):
+        polydyn.from_torch(_Choosing(choose), (torch.randn(6, 2),))
+
+
+def test_an_equation_may_hold_from_a_size_on() -> None:
+    def choose(x: Any) -> Any:
+        chunks = -(-x.shape[0] // -(-x.shape[0] // 3))  # 3, except for 1, 2 and 4
+        return x * 2 if chunks == 3 else x
+
+    program = polydyn.from_torch(_Choosing(choose), (torch.randn(9, 2),), threads=1)
+    agrees(program, choose, torch.randn(5, 2))
+    with pytest.raises(PolydynError, match="5 <= x_0"):
+        program.run({"x": np.zeros((4, 2), "f")})

@@ -21,6 +21,7 @@ pytest.importorskip("onnxscript", reason="the extra [torch] is not installed")
 import polydyn  # noqa: E402
 import polydyn.torch_backend as under_test  # noqa: E402
 from polydyn.errors import InputError, PolydynError, UnsupportedError  # noqa: E402
+from polydyn.torch_backend import running  # noqa: E402
 from polydyn.torch_backend.exporting import _sentence  # noqa: E402
 from polydyn.torch_backend.translations import table  # noqa: E402
 
@@ -283,3 +284,18 @@ def test_torch_finds_the_backend_by_its_name(tmp_path: Path) -> None:
 
 def test_products_may_round_their_operands() -> None:
     assert under_test.Settings.of({"precision": "bf16"}).arguments.options == polydyn.Options(precision="bf16")
+
+
+@pytest.mark.parametrize("limit", [pytest.param(8, marks=pytest.mark.slow), 1])
+def test_sizes_for_which_torch_exports_another_rule_get_another_program(
+    graphs: list[Any], limit: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(running, "MAX_PROGRAMS", limit)
+    pool = nn.AdaptiveMaxPool3d((1, 2, 3))  # torch writes a pool of windows that divide the example's sides
+    fast = compiled(pool)
+    with caplog.at_level(logging.WARNING, "polydyn.torch"):
+        for sides in [(3, 4, 9), (3, 8, 12), (3, 4, 9)]:
+            x = torch.randn(2, 5, *sides)
+            assert near(fast(x), pool(x))
+    assert [len(g.programs) for g in graphs] == [min(limit, 2)]
+    assert ("needs one more for these sizes" in caplog.text) == (limit == 1)

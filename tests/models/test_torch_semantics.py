@@ -272,3 +272,29 @@ def test_a_refusal_of_an_output_names_the_line(function: Any) -> None:
     with pytest.raises(Exception, match=r"complex64|writes") as e:
         compiled(function)(torch.randn(3, 4))
     assert f"in {function.__name__}" in f"{e.value} {e.value.__cause__}"
+
+
+def test_windows_that_no_size_divides_are_one_program() -> None:
+    functions: dict[str, Callable[..., Any]] = {
+        "mean": lambda x: F.adaptive_avg_pool2d(x, (3, 5)), "rows": lambda x: F.adaptive_avg_pool2d(x, (None, 2)),
+        "maximum": lambda x: F.adaptive_max_pool2d(x, (2, 3)), "solid": lambda x: F.adaptive_avg_pool3d(x, (2, 1, 3)),
+        "place": lambda x: F.adaptive_max_pool2d(x, (2, 3), return_indices=True)[1],
+        "linear": lambda x: F.interpolate(x[1:], scale_factor=0.4, mode="bilinear", antialias=True),
+        "cubic": lambda x: F.interpolate(x[1:], size=(5, 9), mode="bicubic", antialias=True),
+    }  # fmt: skip
+    fast = compiled(lambda x: tuple(f(x) for f in functions.values()))
+    for high, wide in [(9, 10), (7, 11)]:
+        x = torch.randn(3, 3, high, wide)
+        x[0, 0, 0, 0] = INF
+        for name, got in zip(functions, fast(x), strict=True):
+            want = functions[name](x)
+            assert got.dtype == want.dtype and torch.allclose(got, want, atol=1e-5, equal_nan=True), (name, high, wide)
+
+
+def test_scattered_means_and_infinities() -> None:
+    index, src = torch.tensor([0, 2, 2, 0, 2]), torch.tensor([1.0, -INF, -INF, 3.0, -INF])
+    agree({
+        f"{kind} {own}": lambda x, index, src, kind=kind, own=own: x.scatter_reduce(
+            0, index, src, kind, include_self=own)
+        for kind in ("mean", "amax", "amin", "sum") for own in (True, False)
+    }, torch.tensor([5.0, 7.0, 1.0]), index, src)  # fmt: skip

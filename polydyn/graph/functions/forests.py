@@ -99,6 +99,8 @@ def _old_forest(b: Body, entries: str, dtype: str) -> Forest:
     targets, weights = _entries(
         mode.size, np.array(at, np.int64), _table(b, f"{entries}_ids", "int64"), _table(b, f"{entries}_weights", dtype)
     )  # fmt: skip
+    if entries == "target" and b.attribute("n_targets", 1) == 1:  # as in ONNX Runtime, the first weight of a leaf
+        targets, weights = targets[:, :1], weights[:, :1]  # counts: skl2onnx repeats it for each class
     missing = _table(b, "nodes_missing_value_tracks_true", "int64")
     b.ignore("nodes_hitrates", "nodes_hitrates_as_tensor")
     return Forest(

@@ -203,3 +203,24 @@ def median_dim(x: torch.Tensor, dim: int, keepdim: bool = False) -> tuple[torch.
 def median(x: torch.Tensor) -> torch.Tensor:
     """Compute the lower median of all elements."""
     return median_dim(x.reshape((-1,)), 0)[0]
+
+
+NEUTRAL = {"sum": 0, "mean": 0, "prod": 1, "amax": -math.inf, "amin": math.inf}
+"""The value that a reduction ignores, of floats."""
+
+
+@translate("scatter_reduce.two")
+def scatter_reduce(
+    x: torch.Tensor, dim: int, index: torch.Tensor, src: torch.Tensor, reduce: str, *, include_self: bool = True
+) -> Any:
+    """Reduce what is scattered to a place: means, which torch's exporter replaces by the last value, and infinities."""
+    if not x.dim() or (reduce != "mean" and (include_self or not x.dtype.is_floating_point)):
+        return NotImplemented
+    start = x if include_self else torch.scatter(x, dim, index, NEUTRAL[reduce])
+    if reduce != "mean":
+        return torch.scatter_reduce(start, dim, index, src, reduce)
+    ones = torch.ones_like(x) if include_self else torch.zeros_like(x)
+    count = torch.scatter_add(ones, dim, index, torch.ones_like(src))
+    count = torch.where(count == 0, torch.ones_like(count), count)
+    total = torch.scatter_add(start, dim, index, src)
+    return total / count if x.dtype.is_floating_point else torch.div(total, count, rounding_mode="floor")
