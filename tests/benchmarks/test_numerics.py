@@ -129,3 +129,26 @@ def test_a_family_names_its_worst_case(monkeypatch: pytest.MonkeyPatch) -> None:
     ((name, row),) = numerics.families([])
     assert (name, row["worst"], row["calls"]) == ("Tanh, Sigmoid", "Tanh f32", 2)
     assert row["worst_ratio"] == pytest.approx(2.0) and row["ratio"] == pytest.approx(1.5)
+
+
+@pytest.mark.parametrize(
+    ("attributes", "x", "w"),
+    [
+        ("pads = [1, 2, 0, 1], strides = [2, 1], dilations = [1, 2]", (2, 3, 9, 8), (4, 3, 3, 2)),
+        ("group = 2", (1, 4, 5, 6), (6, 2, 2, 2)),
+        ('auto_pad = "SAME_UPPER", strides = [2]', (1, 2, 8), (3, 2, 3)),
+        ('auto_pad = "SAME_LOWER", strides = [2]', (1, 2, 8), (3, 2, 3)),
+        ('auto_pad = "VALID"', (1, 1, 4, 5, 4), (2, 1, 2, 3, 2)),
+    ],
+)
+def test_convolutions_are_as_in_onnx_runtime(attributes: str, x: tuple[int, ...], w: tuple[int, ...]) -> None:
+    numbers = np.random.default_rng(0)
+    given = {"x": numbers.standard_normal(x, np.float32), "w": numbers.standard_normal(w, np.float32)}
+    given["b"] = numbers.standard_normal(w[0], np.float32)
+    dims = {n: ", ".join(map(str, a.shape)) for n, a in given.items()}
+    inputs = ", ".join(f"float[{d}] {n}" for n, d in dims.items())
+    model = parsed(f"g ({inputs}) => (float[{', '.join('abcde'[: len(x)])}] y) {{ y = Conv <{attributes}> (x, w, b) }}")
+    (exact,) = in_float64(model, given)
+    (got,) = numerics.runtime(model).run(None, given)
+    found = distance({"y": got}, {"y": exact})
+    assert found and exact.dtype == np.float64 and found.largest < 1e-6
