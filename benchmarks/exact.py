@@ -36,8 +36,16 @@ def in_float64(given: Path | onnx.ModelProto, feeds: Mapping[str, Any]) -> list[
     wide = {n: a.astype(np.float64) if a.dtype == np.float32 else a for n, a in feeds.items()}
     model.opset_import.append(helper.make_opsetid(DOMAIN, 1))
     with np.errstate(all="ignore"):
-        results: list[Any] = ReferenceEvaluator(model, new_ops=[Conv, GatherElements, ToFloat32]).run(None, wide)
+        results: list[Any] = ReferenceEvaluator(model, new_ops=[Conv, GatherElements, LRN, ToFloat32]).run(None, wide)
     return results
+
+
+class LRN(OpRun):
+    """LRN, which ONNX's reference computes for batches that are not larger than the number of channels only."""
+
+    def _run(self, x: Any, alpha: float = 1e-4, beta: float = 0.75, bias: float = 1.0, size: int = 1) -> tuple[Any]:
+        sums = [(x[:, max(0, c - (size - 1) // 2) : c + size // 2 + 1] ** 2).sum(1) for c in range(x.shape[1])]
+        return (x / (bias + alpha / size * np.stack(sums, 1)) ** beta,)
 
 
 class ToFloat32(OpRun):

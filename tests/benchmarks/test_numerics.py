@@ -131,6 +131,13 @@ def test_a_family_names_its_worst_case(monkeypatch: pytest.MonkeyPatch) -> None:
     assert row["worst_ratio"] == pytest.approx(2.0) and row["ratio"] == pytest.approx(1.5)
 
 
+def test_local_response_of_few_channels() -> None:
+    model = parsed("g (float[N, 3, 2, 2] x) => (float[N, 3, 2, 2] y) { y = LRN <size = 3, alpha = 0.5> (x) }")
+    given = {"x": np.random.default_rng(0).standard_normal((5, 3, 2, 2), np.float32)}
+    found = distance({"y": numerics.runtime(model).run(None, given)[0]}, {"y": in_float64(model, given)[0]})
+    assert found and found.largest < 1e-6
+
+
 @pytest.mark.parametrize(
     ("attributes", "x", "w"),
     [
