@@ -36,7 +36,7 @@ def in_float64(given: Path | onnx.ModelProto, feeds: Mapping[str, Any]) -> list[
     wide = {n: a.astype(np.float64) if a.dtype == np.float32 else a for n, a in feeds.items()}
     model.opset_import.append(helper.make_opsetid(DOMAIN, 1))
     with np.errstate(all="ignore"):
-        results: list[Any] = ReferenceEvaluator(model, new_ops=[Conv, GatherElements, LRN, ToFloat32]).run(None, wide)
+        results: list[Any] = ReferenceEvaluator(model, new_ops=OPERATORS).run(None, wide)
     return results
 
 
@@ -58,6 +58,16 @@ class ToFloat32(OpRun):
 
     def _run(self, x: Any) -> tuple[Any]:
         return (x.astype(np.float32).astype(np.float64) if x.dtype == np.float64 else x,)
+
+
+class BatchNormalization(OpRun):
+    """BatchNormalization of inference; ONNX's reference trains up to opset 8."""
+
+    def _run(self, x: Any, *rest: Any, epsilon: float = 1e-5, training_mode: int = 0, **_: Any) -> tuple[Any]:
+        if training_mode:
+            raise NotImplementedError("BatchNormalization with training_mode")
+        scale, bias, mean, variance = (v.reshape(-1, *[1] * (x.ndim - 2)) for v in rest)
+        return ((x - mean) / np.sqrt(variance + epsilon) * scale + bias,)
 
 
 class Conv(OpRun):
@@ -133,3 +143,6 @@ def _double(t: onnx.TensorProto) -> onnx.TensorProto:
     if t.data_type != TensorProto.FLOAT:
         return t
     return numpy_helper.from_array(numpy_helper.to_array(t).astype(np.float64), t.name)
+
+
+OPERATORS = [BatchNormalization, Conv, GatherElements, LRN, ToFloat32]

@@ -188,12 +188,6 @@ def softmaxes() -> Iterator[Case]:
     yield from cases(
         "NegativeLogLikelihoodLoss", "T R,1000; i64<1000 R", partial(node, "NegativeLogLikelihoodLoss"), ((4096,),)
     )
-    yield from cases(
-        "BiasSoftmax",
-        "T B,12,L,L; T B,1,1,L",
-        lambda n, x, m: n.BiasSoftmax(x, m, axis=3, is_inner_broadcast=0, domain=MICROSOFT),
-        ((1, 128), (4, 61)),
-    )
 
 
 def every() -> Iterator[Case]:

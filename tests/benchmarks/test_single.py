@@ -85,6 +85,8 @@ def test_a_case_that_crashes_or_is_refused_costs_one_row(monkeypatch: pytest.Mon
         ("a", np.int8([1]), np.int8([2]), "of the largest value"),
         ("QDQ a", np.int8([1]), np.int8([2]), ""),
         ("QDQ a", np.int8([1]), np.int8([3]), "off by 2"),
+        ("QDQ a", np.float32([1]), np.float32([1.05]), ""),
+        ("QDQ a", np.float32([1]), np.float32([1.1]), "of the largest value"),
     ],
 )
 def test_wrong_results_are_named(name: str, got: Any, want: Any, wrong: str) -> None:
