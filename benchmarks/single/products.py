@@ -32,6 +32,10 @@ def matrices() -> Iterator[Case]:
     yield from cases(
         "MatMul weights 256", "T R,256", lambda n, x: n.MatMul(x, n.weight(256, 256)), ((128,), (509,), (7,)), types
     )
+    for k in (768, 3072):
+        yield from cases(
+            f"MatMul weights {k}", f"T R,{k}", lambda n, x, k=k: n.MatMul(x, n.weight(k, 256)), ((16,), (61,))
+        )
     yield from cases(
         "MatMul of one row", "T R,1024", lambda n, x: n.MatMul(x, n.weight(1024, 1024)), ((1,), (3,)), "f32 f16 f64"
     )
