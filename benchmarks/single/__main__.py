@@ -32,7 +32,7 @@ from benchmarks.single.case import DTYPES, Case
 from benchmarks.single.measure import measured, prepare
 
 SLOW = 2.0
-KEPT_EVERY = 20
+KEPT_EVERY = 5
 """Cases after which the file is written: an interrupted run keeps its rows."""
 
 

@@ -6,7 +6,8 @@ from collections.abc import Mapping
 
 _GROUPS: Mapping[str, str] = {
     "another benchmark times it (benchmarks/dynamic.py)": "If Loop Scan com.microsoft::DynamicQuantizeLSTM",
-    "nothing is computed": "Constant BitCast Optional OptionalGetElement OptionalHasElement",
+    "nothing is computed, or all of it before a call": "MelWeightMatrix Constant BitCast Optional OptionalGetElement "
+    "OptionalHasElement",
     "random numbers": "Bernoulli Multinomial RandomNormal RandomNormalLike RandomUniform RandomUniformLike",
     "sequences, which the import removes": "ConcatFromSequence SequenceAt SequenceConstruct SequenceEmpty "
     "SequenceErase SequenceInsert SequenceLength SequenceMap SplitToSequence",

@@ -276,14 +276,6 @@ def other() -> Iterator[Case]:
         yield from cases(
             op, "i64 R", lambda n, x, op=op: node(op, n, n.Squeeze(n.Slice(n.Shape(x), [0], [1]))), ((100000,),)
         )
-    yield from cases(
-        "MelWeightMatrix",
-        "f32 R",
-        lambda n, x: n.MelWeightMatrix(
-            n.Add(n.Size(x), np.int64(60)), np.int64(1024), np.int64(16000), np.float32(0), np.float32(8000)
-        ),
-        ((20,),),
-    )
 
 
 def every() -> Iterator[Case]:
