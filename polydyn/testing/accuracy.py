@@ -1,9 +1,10 @@
-"""Error of outputs against ONNX Runtime, and a count of processes started in between."""
+"""Error of outputs against ONNX Runtime, distances to float64, and a count of processes started in between."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,49 @@ from polydyn.testing.inputs import Shape, feeds
 TOLERANCE = 1e-4
 STARTS = {"subprocess.Popen", "os.posix_spawn", "os.exec", "os.fork", "os.forkpty", "os.system"}
 Outputs = Mapping[str, npt.NDArray[Any]]
+ULP = (0.5, 1.0, 2.0, 4.0, 16.0, 256.0, float("inf"))
+"""Upper limits of the classes of a histogram of ulp."""
+
+
+@dataclass(frozen=True)
+class Distance:
+    """How far floats are from exact ones.
+
+    ``largest``, ``mean``: absolute differences over the largest exact value of each output; the worst output, and the
+    mean over all elements. ``ulp``: counts of elements by difference in units of the last place of the exact value, in
+    the classes of ``ULP``. An element near 0 may be off by many of its own ulp, and by little of the output's scale.
+    """
+
+    largest: float
+    mean: float
+    ulp: tuple[int, ...]
+
+
+def distance(outputs: Outputs, exact: Outputs) -> Distance | None:
+    """Return how far floats are from float64; None if no output has finite floats, a shape differs, or a float is not
+    finite where the exact one is.
+
+    ``exact``: by the names of ``outputs``, of any float type. Elements that are not finite in ``exact`` are left out.
+    """
+    largest, total, count = 0.0, 0.0, 0
+    ulp = np.zeros(len(ULP), np.int64)
+    for name, array in outputs.items():
+        got, want = np.asarray(array), np.asarray(exact[name])
+        if got.shape != want.shape:
+            return None
+        inside = np.isfinite(want)
+        if got.dtype.kind != "f" or not inside.any():
+            continue
+        got, want = got[inside], want[inside]
+        if not np.isfinite(got).all():
+            return None
+        apart = np.abs(got.astype(np.float64) - want)
+        scale = float(np.abs(want).max()) or 1.0
+        largest, total = max(largest, float(apart.max()) / scale), total + float(apart.sum()) / scale
+        count += want.size
+        units = apart / np.abs(np.spacing(want.astype(got.dtype))).astype(np.float64)
+        ulp += np.bincount(np.searchsorted(ULP[:-1], units), minlength=len(ULP))
+    return Distance(largest, total / count, tuple(map(int, ulp))) if count else None
 
 
 class Starts:

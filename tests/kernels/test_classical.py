@@ -225,6 +225,16 @@ def test_scalers_and_encoders(op: str, dtype: str, result: int, attributes: dict
     compare(one(op, dtype, [("y", result)], **attributes), dtype, nan=op == "Imputer")
 
 
+@pytest.mark.parametrize("keys", [[3, -1, 4, 7], [3, -1, 4, 10**12], [-(2**63), 2 - 2**63], [2**63 - 1, 2**63 - 4]])
+def test_labels_of_integers_that_are_dense_or_not(keys: list[int]) -> None:
+    """Dense keys index a table; numbers beside it, and the limits of the type, get the default."""
+    values = list(range(10, 10 + len(keys)))
+    m = one("LabelEncoder", "int64", [("y", 7)], keys_int64s=keys, values_int64s=values, default_int64=-5)
+    x = np.array([[k, max(k - 1, -(2**63)), min(k, 2**63 - 2) + 1, 0] for k in [*keys, -(2**63), 2**63 - 1]])
+    expected = onnxruntime.InferenceSession(m.SerializeToString()).run(None, {"x": x})[0]
+    np.testing.assert_array_equal(polydyn.compile(m, threads=1).run({"x": x})["y"], expected)
+
+
 def test_features_are_taken_by_number() -> None:
     m = one("Binarizer", "float32", [SCORES])
     m.graph.node[0].CopyFrom(helper.make_node("ArrayFeatureExtractor", ["x", "i"], ["y"], domain=ML))

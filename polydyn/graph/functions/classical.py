@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from polydyn.errors import ModelError
@@ -158,6 +160,22 @@ def one_hot_encoder(b: Body) -> None:
     b.set_output(result)
 
 
+def _dense_table(keys: Array, values: Array, default: Any) -> tuple[int, Array] | None:
+    """Return the key before the least and the value of every integer from there to the one after the largest.
+
+    None if the keys are not integers, or are few among the integers between them: each is compared then.
+    """
+    if keys.dtype.kind not in "iu" or not keys.size:
+        return None
+    least, largest = int(keys.min()) - 1, int(keys.max()) + 1
+    limits = np.iinfo(keys.dtype)
+    if least < limits.min or largest > limits.max or largest - least > 4 * keys.size + 64:
+        return None
+    table = np.full(largest - least + 1, default, values.dtype)
+    table[keys.astype(np.int64) - least] = values
+    return least, table
+
+
 @body(f"{ML}::LabelEncoder")
 def label_encoder(b: Body) -> None:
     """Replace a number by the value of the first equal key. Unknown numbers get a default."""
@@ -178,6 +196,14 @@ def label_encoder(b: Body) -> None:
     dtype, tensor = str(values.dtype), b.attribute("default_tensor")
     plain = b.attribute("default_int64", -1) if dtype == "int64" else b.attribute("default_float", -0.0)
     default = np.asarray(plain if tensor is None or not np.size(tensor) else tensor, dtype).reshape(-1)[0]
+    if dense := _dense_table(keys, values, default):
+        least, table = dense
+        kind, ends = str(keys.dtype), (least, least + table.size - 1)
+        inside = b.op("Min", b.op("Max", b.input(0), b.constant(ends[0], kind)), b.constant(ends[1], kind))
+        at = b.op("Sub", inside, b.constant(least, kind))
+        at = at if kind == "int64" else b.cast(at, "int64")
+        b.set_output(b.op("Gather", b.constant(table, dtype), at, axis=0))
+        return
     x = b.op("Unsqueeze", b.input(0), b.constant([-1]))
     same = b.op("Equal", x, b.constant(keys, str(keys.dtype)))
     if b.node.opset >= 4 and np.isnan(keys.astype("float64")).any():  # earlier opsets match no NaN

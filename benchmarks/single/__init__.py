@@ -1,0 +1,1 @@
+"""Models of one operator or a short idiom, timed beside ONNX Runtime (``python -m benchmarks.single``)."""
