@@ -78,16 +78,23 @@ class Outcome:
 
 
 @contextmanager
-def quick_build() -> Iterator[None]:
-    """Compile kernels without optimisation, and share out every launch among threads, however small."""
-    none = dict.fromkeys(build.OPTIMISATION, ("-O0",))
+def all_shared_out() -> Iterator[None]:
+    """Share out every launch among threads, however small."""
     plan = launches.host_plan
 
     def shared(*args: Any, **more: Any) -> Any:
         made = plan(*args, **more)
         return replace(made, launches=tuple(replace(x, work=SHARED_OUT) for x in made.launches))
 
-    with mock.patch.object(build, "OPTIMISATION", none), mock.patch.object(compiler, "host_plan", shared):
+    with mock.patch.object(compiler, "host_plan", shared):
+        yield
+
+
+@contextmanager
+def quick_build() -> Iterator[None]:
+    """Compile kernels without optimisation, and share out every launch among threads, however small."""
+    none = dict.fromkeys(build.OPTIMISATION, ("-O0",))
+    with mock.patch.object(build, "OPTIMISATION", none), all_shared_out():
         yield
 
 
