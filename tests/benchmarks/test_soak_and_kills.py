@@ -56,7 +56,7 @@ def test_a_slope_has_an_interval() -> None:
 
 def test_lost_memory_is_not_flat(folder: Path) -> None:
     """Half a megabyte is lost in each step."""
-    samples, _ = soak.soak(soak.Soak(folder, random.Random(0)), 60, ["full disk"], most=60, leak=500_000)
+    samples, _ = soak.soak(soak.Soak(folder, random.Random(0)), 60, ["interrupt calls"], most=45, leak=500_000)
     slope = soak.slope_of([s["memory"] for s in samples])
     assert slope.low > soak.LIMITS["memory"], slope
     svg = soak.draw(samples, dict.fromkeys(soak.MEASURES, slope)).svg
@@ -65,8 +65,8 @@ def test_lost_memory_is_not_flat(folder: Path) -> None:
 
 
 def test_killed_writers_leave_nothing_half_written(tmp_path: Path) -> None:
-    found, counts = kills.campaign(kills.Room(tmp_path, random.Random(0)), 12, ["save", "write", "evict"])
-    assert not found and sum(counts[n] for n in ("save", "write", "evict")) > 3
+    found, counts = kills.campaign(kills.Room(tmp_path, random.Random(0)), 6, ["save", "write", "evict"])
+    assert not found and sum(counts[n] for n in ("save", "write", "evict")) > 1
 
 
 def test_half_written_files_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
