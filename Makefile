@@ -2,7 +2,7 @@
 # make demo | MODEL=path.onnx [SHAPES='B=1,L=8 B=4,L=61'] make demo | make test | make test-long | make test-cuda | make unit | make checked | make lint | make types | make layout
 # Jobs of continuous integration (.github/workflows): make lint types unit | make test | BASE=commit make replay-difference | make nightly-fuzz | make test-newest | make docs | make sdist wheel | make release-test
 # MODEL=path.onnx [SHAPES=...] [THREADS='1 2'] [ARGS=...] make bench | MODEL=... SHAPES=... make shortfall | make opening
-# make bench-gemm | make bench-stitch | make bench-cpu | make bench-fusion | SEEDS=500 [TARGET=cpu] make fuzz | make fuzz-layers | make fuzz-models | make fuzz-long | make fuzz-ort | make fuzz-torch | make fuzz-shapes | make damage | make damage-artifacts | make shape-inference | make conformance | make schemas | make guards | make numerics | make single | make emulate | make pycuda-test | make pycuda-emulate | make gpu-pack | make gpu | make gpu-rehearsal | make gpu-after | make models | make release-test | make arm-test | make serving | make wheel | make clean | make compilers-test
+# make bench-gemm | make bench-stitch | make bench-cpu | make bench-fusion | SEEDS=500 [TARGET=cpu] make fuzz | make fuzz-layers | make fuzz-models | make fuzz-long | make fuzz-ort | make fuzz-torch | make fuzz-shapes | make damage | make damage-artifacts | make shape-inference | make conformance | make schemas | make guards | make numerics | make single | make emulate | make pycuda-test | make pycuda-emulate | make gpu-pack | make gpu | make gpu-rehearsal | make gpu-after | make models | make release-test | make arm-test | make serving | make wheel | make clean | make compilers-test | make sanitize | make analyze | MINUTES=15 make soak | KILLS=100 make kills
 PYTHON ?= python3
 MODEL  ?= tests/data/bert_tiny.onnx
 SHAPES ?=
@@ -16,7 +16,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
-.PHONY: demo torch test test-long test-cuda unit lint types check checked pool-tsan bench bench-gemm bench-stitch bench-cpu bench-fusion shortfall opening fuzz fuzz-layers fuzz-models fuzz-long fuzz-ort fuzz-torch fuzz-shapes damage damage-artifacts shape-inference conformance schemas guards accuracy numerics single emulate pycuda-test pycuda-emulate gpu gpu-pack gpu-rehearsal gpu-after models tiny-models replay replay-difference layout nightly-fuzz test-newest docs release-test arm-test serving sdist wheel clean compilers-test
+.PHONY: demo torch test test-long test-cuda unit lint types check checked pool-tsan bench bench-gemm bench-stitch bench-cpu bench-fusion shortfall opening fuzz fuzz-layers fuzz-models fuzz-long fuzz-ort fuzz-torch fuzz-shapes damage damage-artifacts shape-inference conformance schemas guards accuracy numerics single emulate pycuda-test pycuda-emulate gpu gpu-pack gpu-rehearsal gpu-after models tiny-models replay replay-difference layout nightly-fuzz test-newest docs release-test arm-test serving sdist wheel clean compilers-test sanitize analyze soak kills
 
 $(VENV)/.made:
 	$(PYTHON) -c 'import sys; sys.exit("polydyn needs Python 3.10 or newer") if sys.version_info < (3, 10) else None'
@@ -75,6 +75,25 @@ checked: $(VENV)/.extra-test
 # The pool of threads under the thread sanitizer, hammered (tests/c/pool_hammer.c); a minute.
 pool-tsan: $(VENV)/.extra-test
 	$(BIN)/python -m pytest tests/robustness/test_pool.py -m "" -k data_race
+
+# Generated programs and their run time under gcc's sanitizers (docs/trust.md); half an hour. ARGS: models, --random, --kind
+sanitize: $(VENV)/.extra-test
+	$(BIN)/python -m tests.support.sanitized $(ARGS)
+
+# The C of the run time by gcc -fanalyzer and, if it is on the path, clang-tidy (pip install clang-tidy); a minute.
+analyze: $(VENV)/.extra-test
+	$(BIN)/python -m tests.support.analyzed
+
+# One process in forks, signals, full disks and shared caches, its memory measured; and actions killed at random times.
+MINUTES ?= 15
+KILLS   ?= 100
+SEED    ?= 0
+soak: $(VENV)/.extra-test
+	mkdir -p benchmarks/out
+	$(BIN)/python -m benchmarks.soak --minutes $(MINUTES) --seed $(SEED) --out benchmarks/out/soak.json --picture benchmarks/out/soak.svg $(ARGS)
+
+kills: $(VENV)/.extra-test
+	$(BIN)/python -m benchmarks.kills --kills $(KILLS) --seed $(SEED) $(ARGS)
 
 # Rivals that are not installed are named and left out. ARGS: --quick, --rounds, --seconds, --also openvino, ...
 ARGS   ?=

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import struct
 import subprocess
 from collections.abc import Mapping, Sequence
@@ -16,7 +17,7 @@ HERE = Path(__file__).parent
 
 
 def build(compiler: Sequence[str], folder: Path) -> Path:
-    """Build the C program in a folder."""
+    """Build the C program in a folder. ``compiler``: its command, with any flags."""
     made, include = folder / "run_stdin", HERE.parent / "runtime" / "c"
     strict = ["-std=gnu11", "-Wall", "-Wextra", "-Werror", "-O1"]
     source = HERE / "run_stdin.c"
@@ -35,6 +36,14 @@ def run(
 
     RefusedError: it failed.
     """
+    return run_and_listen(command, artifact, calls, threads)[0]
+
+
+def run_and_listen(
+    command: Sequence[str], artifact: Path, calls: Sequence[Mapping[str, Any]], threads: int = 2,
+    environment: Mapping[str, str] | None = None,
+) -> tuple[list[dict[str, Any]], str]:  # fmt: skip
+    """Return what ``run`` does, and what the program wrote to standard error. RefusedError: it failed."""
     read = read_artifact(artifact, check_machine=False)
     library = artifact.with_suffix(".so")
     library.write_bytes(read.library)
@@ -45,10 +54,11 @@ def run(
             a = np.asarray(given[name])
             data += struct.pack(f"<{a.ndim + 1}q", a.ndim, *a.shape) + a.tobytes()
     done = subprocess.run(
-        [*command, str(library), str(artifact), str(threads)], input=data, capture_output=True, timeout=600
-    )
+        [*command, str(library), str(artifact), str(threads)], input=data, capture_output=True, timeout=600,
+        env={**os.environ, **(environment or {})},
+    )  # fmt: skip
     if done.returncode:
-        raise RefusedError(done.stderr.decode())
+        raise RefusedError(done.stderr.decode(errors="replace"))
     found, at = [], 0
     for _ in calls:
         row = {}
@@ -59,4 +69,4 @@ def run(
             row[name], at = a, at + 8 * (rank + 1) + a.nbytes
         found.append(row)
     assert at == len(done.stdout)
-    return found
+    return found, done.stderr.decode(errors="replace")

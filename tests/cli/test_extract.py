@@ -183,6 +183,14 @@ def opened(library: Path, weights: Path) -> str:
     return str(said)
 
 
+def test_neither_a_file_nor_memory_is_an_error(folder: Path) -> None:
+    lib, program = ctypes.CDLL(str(folder / "bert/lib/libbert_tiny.so")), ctypes.c_void_p()
+    lib.pd_error.restype, lib.pd_weight_bytes.restype = ctypes.c_char_p, ctypes.c_int64
+    size = ctypes.c_int64(lib.pd_weight_bytes(None))
+    assert lib.pd_open(None, None, ctypes.c_int64(0), size, ctypes.byref(program)) and not program
+    assert "neither a file nor memory" in lib.pd_error().decode()
+
+
 def test_a_file_that_is_no_artifact_is_refused(tmp_path: Path) -> None:
     (tmp_path / "x.polydyn").write_bytes(b"nothing")
     done = CliRunner().invoke(main, ["extract", str(tmp_path / "x.polydyn"), "-o", str(tmp_path / "out")])

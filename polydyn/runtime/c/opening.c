@@ -53,7 +53,8 @@ static int32_t map_weights(pd_program *p, const char *path, int64_t offset, int6
 
 int32_t pd_find_weights(pd_program *p, const char *path, const void *memory, int64_t offset, int64_t bytes) {
     int32_t code = PD_OK;
-    if (!path) p->weights = (const char *)memory + offset;
+    if (!path && !memory && bytes > 0) return pd_fail(PD_USAGE, "pd_open has neither a file nor memory with the weights");
+    if (!path) p->weights = memory ? (const char *)memory + offset : NULL;
     else if (bytes) code = map_weights(p, path, offset, bytes);
     if (code == PD_OK && (uintptr_t)p->weights % ALIGN)
         code = pd_fail(PD_WEIGHTS, "weights must be aligned to %d bytes", ALIGN);
