@@ -27,8 +27,9 @@ $(VENV)/.extra-%: $(VENV)/.made setup.cfg pyproject.toml
 	$(PIP) -e '.[$*]'
 	touch $@
 
-demo: $(VENV)/.extra-test
-	$(BIN)/python -m benchmarks.demo $(MODEL) $(SHAPES)
+# A real model compared with ONNX Runtime by `polydyn try`; installs what that needs and no more.
+demo: $(VENV)/.extra-fallback
+	$(BIN)/python -m benchmarks.demo $(if $(filter file,$(origin MODEL)),,$(MODEL) $(SHAPES))
 
 # Each process takes half of the files, in order: what a module has compiled, its tests share.
 test: $(VENV)/.extra-test
