@@ -7,6 +7,7 @@ import os
 import re
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from itertools import count
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -136,20 +137,30 @@ def with_inputs(graph: ImportedGraph, names: Collection[str]) -> ImportedGraph:
 
 
 def _with_copies(graph: ImportedGraph, opset: int) -> ImportedGraph:
-    """Add a copy, with a new name, of every input that is an output too."""
+    """Add a copy, with a new name, of every input that is an output too.
+
+    An output that is listed again becomes a copy too, which has the name ``y_2`` for callers: results are by name.
+    """
     inputs = {x.name for x in graph.inputs}
     taken = inputs | graph.constants.keys() | {o for n in graph.nodes for o in n.outputs}
     copies: dict[str, str] = {}
-    for name in (o for o in graph.outputs if o in inputs):
-        copy = f"{name}'"
-        while copy in taken:
-            copy += "'"
+    again: dict[str, str] = {}
+    outputs: list[str] = []
+    for position, name in enumerate(graph.outputs):
+        copy = name
+        if name in graph.outputs[:position]:
+            copy = next(c for k in count(2) if (c := f"{name}_{k}") not in taken)
+            again[copy] = name
+        elif name in inputs:
+            while copy in taken:
+                copy += "'"
+            copies[name] = copy
         taken.add(copy)
-        copies[name] = copy
-    copy_nodes = (OnnxNode(f"copy of {x}", "Identity", (x,), (copy,), {}, opset) for x, copy in copies.items())
-    outputs = tuple(copies.get(o, o) for o in graph.outputs)
+        outputs.append(copy)
+    nodes = [OnnxNode(f"copy of {x}", "Identity", (x,), (copy,), {}, opset) for x, copy in copies.items()]
+    nodes += [OnnxNode(f"{copy}: {x} again", "Identity", (x,), (copy,), {}, opset) for copy, x in again.items()]
     names = {copy: x for x, copy in copies.items()}
-    return replace(graph, nodes=(*graph.nodes, *copy_nodes), outputs=outputs, copies=names)
+    return replace(graph, nodes=(*graph.nodes, *nodes), outputs=tuple(outputs), copies=names)
 
 
 def read_function(function: onnx.FunctionProto, node: OnnxNode) -> ImportedGraph:
