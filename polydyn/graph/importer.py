@@ -137,30 +137,21 @@ def with_inputs(graph: ImportedGraph, names: Collection[str]) -> ImportedGraph:
 
 
 def _with_copies(graph: ImportedGraph, opset: int) -> ImportedGraph:
-    """Add a copy, with a new name, of every input that is an output too.
-
-    An output that is listed again becomes a copy too, which has the name ``y_2`` for callers: results are by name.
-    """
+    """Add a copy, with a new name, of every input that is an output too, and of an output that is listed again: callers
+    see it as ``y_2``, because results are by name."""
     inputs = {x.name for x in graph.inputs}
     taken = inputs | graph.constants.keys() | {o for n in graph.nodes for o in n.outputs}
-    copies: dict[str, str] = {}
-    again: dict[str, str] = {}
-    outputs: list[str] = []
-    for position, name in enumerate(graph.outputs):
-        copy = name
-        if name in graph.outputs[:position]:
-            copy = next(c for k in count(2) if (c := f"{name}_{k}") not in taken)
-            again[copy] = name
-        elif name in inputs:
-            while copy in taken:
-                copy += "'"
-            copies[name] = copy
+    nodes, outputs, names = list(graph.nodes), list[str](), dict[str, str]()
+    for x in graph.outputs:
+        copy, again = x, x in graph.outputs[: len(outputs)]
+        if again or x in inputs:
+            copy = next(c for k in count(2 if again else 1) if (c := f"{x}_{k}" if again else x + "'" * k) not in taken)
+            label = f"{copy}: {x} again" if again else f"copy of {x}"
+            nodes.append(OnnxNode(label, "Identity", (x,), (copy,), {}, opset))
+            names |= {} if again else {copy: x}
         taken.add(copy)
         outputs.append(copy)
-    nodes = [OnnxNode(f"copy of {x}", "Identity", (x,), (copy,), {}, opset) for x, copy in copies.items()]
-    nodes += [OnnxNode(f"{copy}: {x} again", "Identity", (x,), (copy,), {}, opset) for copy, x in again.items()]
-    names = {copy: x for x, copy in copies.items()}
-    return replace(graph, nodes=(*graph.nodes, *nodes), outputs=tuple(outputs), copies=names)
+    return replace(graph, nodes=tuple(nodes), outputs=tuple(outputs), copies=names)
 
 
 def read_function(function: onnx.FunctionProto, node: OnnxNode) -> ImportedGraph:
