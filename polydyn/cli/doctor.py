@@ -31,7 +31,8 @@ EXTRAS = {
     "export": ("torch", "torchvision", "transformers", "onnxscript"),
     "torch": ("torch", "onnxscript"),
     "serve": ("fastapi", "uvicorn"),
-    "docs": ("mkdocs-material",),
+    "docs": ("zensical", "mkdocstrings", "ruff"),
+    "browser": ("playwright",),
     "gpu": ("pycuda",),
 }  # fmt: skip
 """Maps an extra to the packages that it installs, as in setup.cfg."""

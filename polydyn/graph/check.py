@@ -52,8 +52,8 @@ class _Schema:
 
 
 def check_names(graph: onnx.GraphProto, *, outputs: bool) -> None:
-    """Check that inputs, initializers (and outputs) have names that are unique in each of these lists, else
-    ModelError.
+    """Check that inputs, initializers (and outputs) have names, else ModelError. Those of inputs and of initializers
+    are unique; the same tensor may be listed as two outputs.
     """
     check_text(graph.name, "the graph")
     groups: dict[str, Iterable[Any]] = {"input": graph.input, "initializer": graph.initializer}
@@ -61,7 +61,7 @@ def check_names(graph: onnx.GraphProto, *, outputs: bool) -> None:
         seen: set[str] = set()
         for v in values:
             check_text(v.name, f"an {kind}")
-            if not v.name or v.name in seen:
+            if not v.name or (v.name in seen and kind != "output"):
                 why = f"the {kind} {v.name} is there twice" if v.name else f"an {kind} has no name"
                 raise ModelError(why, tensor=v.name or None, rule="every tensor has one name", remedy=_CHECKER)
             seen.add(v.name)

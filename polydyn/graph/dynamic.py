@@ -46,6 +46,15 @@ def with_symbols(graph: ImportedGraph, symbols: Symbols) -> ImportedGraph:
     return replace(graph, inputs=tuple(_named(x, symbols.get(x.name)) for x in graph.inputs))
 
 
+def with_ranks(graph: ImportedGraph, symbols: Symbols) -> ImportedGraph:
+    """Give inputs that declare no shape as many axes as they have symbols, all of unknown size."""
+
+    def ranked(x: ModelInput) -> ModelInput:
+        return replace(x, dims=(None,) * len(symbols[x.name])) if x.dims is None and x.name in symbols else x
+
+    return replace(graph, inputs=tuple(map(ranked, graph.inputs)))
+
+
 def _named(x: ModelInput, axes: Sequence[str | None] | None) -> ModelInput:
     if axes is None:
         return x

@@ -12,7 +12,7 @@ from typing import Any
 
 from polydyn.errors import ModelError, PolydynError, UnsupportedError, planning
 from polydyn.graph.check import with_node
-from polydyn.graph.dynamic import Symbols, prove_symbols, with_free_targets, with_symbols
+from polydyn.graph.dynamic import Symbols, prove_symbols, with_free_targets, with_ranks, with_symbols
 from polydyn.graph.importer import ImportedGraph, ModelLike, load_model, with_inputs
 from polydyn.graph.inner import Inner, captured_by
 from polydyn.graph.intervals import Interval, of_array, stays_inside
@@ -81,6 +81,7 @@ def import_parts(
     ``overridden``: initializers of ``Graph.optional`` that become inputs.
     """
     read = without_texts(without_sequences(with_inputs(load_model(model), overridden)), is_built, left is not None)
+    read = with_ranks(read, symbols or {})
     while True:
         with planning("import"):
             try:

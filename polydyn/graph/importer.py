@@ -7,6 +7,7 @@ import os
 import re
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from itertools import count
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -136,20 +137,21 @@ def with_inputs(graph: ImportedGraph, names: Collection[str]) -> ImportedGraph:
 
 
 def _with_copies(graph: ImportedGraph, opset: int) -> ImportedGraph:
-    """Add a copy, with a new name, of every input that is an output too."""
+    """Add a copy, with a new name, of every input that is an output too, and of an output that is listed again: callers
+    see it as ``y_2``, because results are by name."""
     inputs = {x.name for x in graph.inputs}
     taken = inputs | graph.constants.keys() | {o for n in graph.nodes for o in n.outputs}
-    copies: dict[str, str] = {}
-    for name in (o for o in graph.outputs if o in inputs):
-        copy = f"{name}'"
-        while copy in taken:
-            copy += "'"
+    nodes, outputs, names = list(graph.nodes), list[str](), dict[str, str]()
+    for x in graph.outputs:
+        copy, again = x, x in graph.outputs[: len(outputs)]
+        if again or x in inputs:
+            copy = next(c for k in count(2 if again else 1) if (c := f"{x}_{k}" if again else x + "'" * k) not in taken)
+            label = f"{copy}: {x} again" if again else f"copy of {x}"
+            nodes.append(OnnxNode(label, "Identity", (x,), (copy,), {}, opset))
+            names |= {} if again else {copy: x}
         taken.add(copy)
-        copies[name] = copy
-    copy_nodes = (OnnxNode(f"copy of {x}", "Identity", (x,), (copy,), {}, opset) for x, copy in copies.items())
-    outputs = tuple(copies.get(o, o) for o in graph.outputs)
-    names = {copy: x for x, copy in copies.items()}
-    return replace(graph, nodes=(*graph.nodes, *copy_nodes), outputs=outputs, copies=names)
+        outputs.append(copy)
+    return replace(graph, nodes=tuple(nodes), outputs=tuple(outputs), copies=names)
 
 
 def read_function(function: onnx.FunctionProto, node: OnnxNode) -> ImportedGraph:

@@ -139,7 +139,10 @@ def _init_inputs(
     taken = {internal_name(d) for x in inputs for d in x.dims or () if isinstance(d, str)}
     for x in inputs:
         if x.dims is None:
-            raise UnsupportedError(f"the rank of input {x.name} is unknown", tensor=x.name, remedy="export with shapes")
+            raise UnsupportedError(
+                f"the rank of input {x.name} is unknown", tensor=x.name,
+                remedy=f'export with shapes, or name its axes: symbols={{"{x.name}": ("A", "B")}} for two',
+            )  # fmt: skip
         shape: list[Index] = []
         for axis, d in enumerate(x.dims):
             if isinstance(d, int):

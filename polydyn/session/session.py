@@ -340,7 +340,11 @@ def _saved(model: Any) -> Path | None:
             raise InputError("a saved program is opened by its path", remedy="write the bytes to a file")
         return None
     if not isinstance(model, (str, os.PathLike)):
-        raise InputError(f"a {type(model).__name__} is not a model", remedy="give a path or bytes")
+        from polydyn.graph.importer import remedy_of  # imports onnx
+
+        proto = hasattr(model, "SerializeToString")
+        remedy = "give model.SerializeToString(), or call polydyn.compile(model)" if proto else remedy_of(model)
+        raise InputError(f"a {type(model).__name__} is not a model of a session", remedy=remedy)
     return Path(model) if is_artifact(model) else None  # compilation reports a wrong path
 
 

@@ -24,10 +24,20 @@ from polydyn.explore import *
 from polydyn.schedules.tree.names import b, p
 
 w = np.ones((64, 48), np.float32)
-model = helper.make_model(helper.make_graph(
-    [helper.make_node("MatMul", ["x", "w"], ["s"]), helper.make_node("Gelu", ["s"], ["y"])], "g",
-    [helper.make_tensor_value_info("x", 1, ["M", 64])], [helper.make_empty_tensor_value_info("y")],
-    [numpy_helper.from_array(w, "w")]), opset_imports=[helper.make_opsetid("", 20)], ir_version=10)
+model = helper.make_model(
+    helper.make_graph(
+        [
+            helper.make_node("MatMul", ["x", "w"], ["s"]),
+            helper.make_node("Gelu", ["s"], ["y"]),
+        ],
+        "g",
+        [helper.make_tensor_value_info("x", 1, ["M", 64])],
+        [helper.make_empty_tensor_value_info("y")],
+        [numpy_helper.from_array(w, "w")],
+    ),
+    opset_imports=[helper.make_opsetid("", 20)],
+    ir_version=10,
+)
 
 (group,) = groups(model)
 print(group)
@@ -42,15 +52,15 @@ i, j, k = "i", "j", "k"
 t = tile(t, i, (b, "B_i"), (p, 4))                        # i = b_i * 4 + p_i
 t = tile(t, j, (b, "B_j"), (p, 16))
 t = interchange(t, b(i), b(j), k, p(i), p(j))
-t = pull_out(t, k)                                        # INIT before, DONE behind the reduction
-t = accumulate(t, b(j))                                   # sums of one block live in a buffer
-t = clip(t, i, "INIT", "ACC", "DONE0")                    # rows beyond the last one do not run
+t = pull_out(t, k)  # INIT before, DONE behind the reduction
+t = accumulate(t, b(j))  # sums of one block live in a buffer
+t = clip(t, i, "INIT", "ACC", "DONE0")  # rows beyond the last one do not run
 t = clip(t, j, "INIT", "ACC", "DONE0")
 t = assign(t, "task", b(i), b(j))
 print(tree(t))
 """
 PROOF = """
-prove(t)                                                  # for every M and every tile size at once
+prove(t)  # for every M and every tile size at once
 kernel = group.compile(t, target="cpu:avx2")
 print(kernel.text)
 print("right to", 1e-5, [kernel.check(n0=m) < 1e-5 for m in (0, 1, 7, 33)])
@@ -59,8 +69,9 @@ WRONG = """
 from polydyn.errors import LegalityError
 
 bad = tile(group.start(), k, (b, "B_k"), (p, 16))
-bad = pull_out(interchange(bad, i, b(k), j, p(k)), p(k))  # all columns for each block of the reduction
-bad = clip(accumulate(bad, j), k, "ACC")                  # but storage for the sum of one column
+# all columns for each block of the reduction
+bad = pull_out(interchange(bad, i, b(k), j, p(k)), p(k))
+bad = clip(accumulate(bad, j), k, "ACC")  # but storage for the sum of one column
 try:
     prove(bad)
 except LegalityError as e:

@@ -23,8 +23,8 @@ from tests.support.tiny import model, node
 
 STANDALONE = ("quickstart", "quantized", "new-gpu", "wrong-results")
 """Pages of docs/ whose blocks form one script without prerequisites."""
-TESTED = {"README.md", "CONTRIBUTING.md", "docs/python.md", "docs/switching.md", "docs/torch.md", "docs/serving.md"}
-TESTED |= {f"docs/{name}.md" for name in STANDALONE}
+USAGE = ("index", "python", "switching", "torch", "serving")
+TESTED = {"README.md", "CONTRIBUTING.md", *(f"docs/{name}.md" for name in (*USAGE, *STANDALONE))}
 OTHERS = ("schedules", "exploring", "writing-schedules", "extending", "decoding", "onnxruntime")
 ELSEWHERE = {f"docs/{name}.md" for name in OTHERS}
 
@@ -58,9 +58,10 @@ def test_every_block_has_a_test() -> None:
     assert pages == TESTED | ELSEWHERE
 
 
-def test_the_first_page(scope: dict[str, Any], tmp_path: Path) -> None:
-    (text,) = blocks("README.md")
-    exec(compile(text, "README.md", "exec"), scope)
+@pytest.mark.parametrize("page", ["README.md", "docs/index.md"])
+def test_the_first_page(page: str, scope: dict[str, Any], tmp_path: Path) -> None:
+    (text,) = blocks(page)
+    exec(compile(text, page, "exec"), scope)
     assert scope["out"]["last_hidden_state"].shape == (2, 61, 32) and (tmp_path / "bert.polydyn").exists()
 
 

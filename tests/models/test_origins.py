@@ -83,6 +83,7 @@ REFUSALS: dict[str, tuple[Callable[[], Any], str]] = {
     "unknown name": (lambda: polydyn.from_torch(MODULE, (X, SCALE), symbols={"y": ()}), "(?s)'y'.*use x, scale"),
     "rank": (lambda: polydyn.from_torch(MODULE, (X, SCALE), symbols={"x": ("b",)}), "x has 3 axes, not 1"),
     "compile": (lambda: polydyn.compile(MODULE), r"(?s)a Scaled is not a model.*polydyn\.from_torch\(module, args\)"),
+    "session": (lambda: polydyn.InferenceSession(MODULE), r"(?s)a Scaled is not a model.*polydyn\.from_torch"),
 }
 
 

@@ -11,7 +11,7 @@ from click.testing import CliRunner
 
 import polydyn
 from polydyn.cli import main
-from polydyn.errors import ShapeError
+from polydyn.errors import ShapeError, UnsupportedError
 from tests.support.tiny import model, node
 
 RNG = np.random.default_rng(5)
@@ -100,6 +100,18 @@ def test_a_product_that_a_constant_fixes_is_named() -> None:
 def test_symbols_that_do_not_fit_are_refused(symbols: dict[str, tuple[str, ...]], message: str) -> None:
     with pytest.raises(ShapeError, match=message):
         polydyn.compile(attention(1, 7, (1, 7)), symbols=symbols)
+
+
+def test_symbols_give_axes_to_an_input_without_a_shape() -> None:
+    m = model([node("Relu", "x", "y")], {"x": ("float32", [])}, ["y"])
+    m.graph.input[0].type.tensor_type.ClearField("shape")
+    m.graph.output[0].type.tensor_type.ClearField("shape")
+    with pytest.raises(UnsupportedError, match=r'(?s)rank of input x is unknown.*symbols={"x": \("A", "B"\)}'):
+        polydyn.compile(m)
+    program = polydyn.compile(m, symbols={"x": ("N", None)})
+    assert program.inputs["x"].startswith("float32[N, ")
+    x = np.array([[-1, 2], [3, -4]], np.float32)
+    assert (program.run({"x": x})["y"] == np.maximum(x, 0)).all()
 
 
 def test_the_command_line(tmp_path: Path) -> None:

@@ -282,6 +282,7 @@ def _option(name: str) -> Callable[[], Any]:
         (lambda: polydyn.InferenceSession("no.onnx"), ModelError, "cannot read no.onnx"),
         (lambda: polydyn.InferenceSession(b"nothing"), ModelError, "not an ONNX protobuf"),
         (lambda: polydyn.InferenceSession(7), InputError, "a int is not a model"),
+        (lambda: polydyn.InferenceSession(onnx.ModelProto()), InputError, "give model.SerializeToString"),
         (lambda: polydyn.InferenceSession(BERT).run(["pooler"], feeds()), InputError, "no output 'pooler'"),
         (lambda: polydyn.InferenceSession(BERT).run(None, {}), InputError, "input 'input_ids' is missing"),
         (lambda: polydyn.InferenceSession(BERT).run(None, feeds() | {"z": 1}), InputError, "no input 'z'"),
@@ -293,6 +294,18 @@ def _option(name: str) -> Callable[[], Any]:
 def test_refusals_name_what_is_not_there(act: Callable[[], Any], kind: type[Exception], text: str) -> None:
     with pytest.raises(kind, match=text.replace(".", r"\.")):
         act()
+
+
+def test_an_output_that_is_listed_twice_is_given_twice() -> None:
+    """The second has a name of its own, so that results by name have memory of their own."""
+    m = model([node("Relu", "x", "y")], {"x": ("float32", ["N", 3])}, ["y"])
+    m.graph.output.append(m.graph.output[0])
+    ours, theirs = (k.InferenceSession(m.SerializeToString()) for k in (polydyn, onnxruntime))
+    x = np.array([[-1, 0, 2]], np.float32)
+    first, second = ours.run(None, {"x": x})
+    assert [o.name for o in ours.get_outputs()] == ["y", "y_2"] and len(theirs.get_outputs()) == 2
+    assert (first == second).all() and (first == theirs.run(["y"], {"x": x})[0]).all()
+    assert not np.shares_memory(first, second)
 
 
 def test_what_is_missing_is_missing_for_hasattr() -> None:

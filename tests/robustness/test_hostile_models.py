@@ -42,7 +42,6 @@ def edited(edit: Edit) -> onnx.ModelProto:
     [
         (lambda m: m.graph.initializer.append(m.graph.initializer[0]), "initializer w is there twice"),
         (lambda m: m.graph.input.append(m.graph.input[0]), "input x is there twice"),
-        (lambda m: m.graph.output.append(m.graph.output[0]), "output y is there twice"),
         (lambda m: m.graph.node[0].output.append("t"), "t is defined twice|has 2 outputs"),
         (lambda m: m.graph.node.append(node("Split", "x", "s s", axis=0)), "s is defined twice"),
         (lambda m: m.graph.node.append(node("Relu", "x", "w")), "w is defined twice"),

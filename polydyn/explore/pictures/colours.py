@@ -31,8 +31,19 @@ def scale(t: float) -> str:
 
 def ink(colour: str) -> str:
     """Return black or white, whichever is more readable on a colour."""
-    r, g, b = (int(colour[i : i + 2], 16) for i in (1, 3, 5))
-    return "#111111" if 0.299 * r + 0.587 * g + 0.114 * b > 120 else "#ffffff"
+    return max("#111111", "#ffffff", key=lambda text: contrast(text, colour))
+
+
+def contrast(first: str, second: str) -> float:
+    """Return the contrast of two colours, from 1 to 21 (WCAG 2.2; text needs 4.5)."""
+    light, dark = sorted((_luminance(first), _luminance(second)), reverse=True)
+    return (light + 0.05) / (dark + 0.05)
+
+
+def _luminance(colour: str) -> float:
+    shares = (int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5))
+    linear = (s / 12.92 if s <= 0.03928 else ((s + 0.055) / 1.055) ** 2.4 for s in shares)
+    return sum(w * x for w, x in zip((0.2126, 0.7152, 0.0722), linear, strict=True))
 
 
 def safe(s: str) -> str:

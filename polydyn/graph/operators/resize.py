@@ -185,7 +185,9 @@ def _with_parts(node: OnnxNode, ctx: Context, axes: list[Axis]) -> list[Axis]:
     ends = [Fraction(float(x)) for x in roi.reshape(-1)]
     out = [replace(a, roi=(ends[k], ends[k + len(axes)])) for k, a in enumerate(axes)]
     if any(a.output.constant is None for a in out if a.output != a.size or a.roi != WHOLE_AXIS):
-        raise refuse(node, f"{CROP} to a size that is not constant")
+        raise refuse(
+            node, f"{CROP} to a size that is not constant", "give sizes as an initializer, or export with constant axes"
+        )
     return out
 
 

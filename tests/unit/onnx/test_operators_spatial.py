@@ -216,6 +216,14 @@ def test_resize_modes_that_are_refused(attributes: dict[str, Any], message: str)
         import_model(model_of("Resize", inputs, attributes, names=("x", "", "s")))
 
 
+def test_a_crop_to_a_size_that_is_not_constant_names_the_remedy() -> None:
+    inputs: dict[str, Any] = {"x": ("float32", ("N", 2, "H", "W")), "s": np.array([1, 1, 2, 1.5], np.float32)}
+    inputs["roi"] = np.array([0, 0, 0.2, 0.2, 1, 1, 0.8, 0.8], np.float32)
+    attributes = {"coordinate_transformation_mode": "tf_crop_and_resize", "mode": "linear"}
+    with pytest.raises(UnsupportedError, match=r"(?s)size that is not constant.*remedy: give sizes as an initializer"):
+        import_model(model_of("Resize", inputs, attributes, names=("x", "roi", "s")))
+
+
 def test_depth_and_space() -> None:
     for mode in ("DCR", "CRD"):
         model = model_of("DepthToSpace", {"x": ("float32", ("N", 8, "H", "W"))}, {"blocksize": 2, "mode": mode})

@@ -1,5 +1,5 @@
 // Workers for pages that are opened from disk, where browsers refuse scripts of workers: the script runs in a hidden
-// frame instead. The search of the site needs it; Material looks for the name IFrameWorker.
+// frame instead. The search of the site needs it; the theme looks for the name IFrameWorker.
 "use strict";
 {
   const load = (frame, url) => new Promise((resolve, reject) => {
