@@ -10,10 +10,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from polydyn.fusion.products import axes_of, is_axis, is_contraction, is_reduction
-from polydyn.graph.ir import Compute, Graph, Node, iterators
+from polydyn.graph.ir import Compute, Graph, Node, dim_name, iterators
 from polydyn.graph.rewriting import compose
 from polydyn.schedules.expr import Const, Load, Op, Value, loads
-from polydyn.schedules.index import Index
+from polydyn.schedules.index import ONE, Index
 from polydyn.schedules.model import row_major
 from polydyn.schedules.ranges import simplify
 
@@ -60,10 +60,18 @@ def scattered(graph: Graph, x: Load, ranges: Mapping[str, Index]) -> frozenset[s
     return frozenset(s for a in atoms for i in a.args for s in i.symbols() if s in ranges)
 
 
-def reads_scattered(graph: Graph, n: Compute) -> bool:
-    """Check whether a map reads a tensor at scattered places."""
-    ranges = dict(iterators(graph, n))
-    return any(scattered(graph, x, ranges) for x in dict.fromkeys(loads(n.body)))
+def reads_scattered(graph: Graph, n: Compute, taps: bool) -> bool:
+    """Check whether a map that a product reads has scattered places, so that its result is better stored.
+
+    Without ``taps`` the product copies each element once, and rows may lie anywhere if each is contiguous.
+    """
+    ranges, last = dict(iterators(graph, n)), dim_name(len(graph.tensors[n.output].shape) - 1)
+    for x in dict.fromkeys(loads(n.body)):
+        apart = scattered(graph, x, ranges)
+        contiguous = bool(x.index) and x.index[-1].split(last)[0] == ONE and last not in apart
+        if apart and (taps or not contiguous):
+            return True
+    return False
 
 
 def _is_window(x: Load) -> bool:

@@ -189,7 +189,8 @@ def may_join(graph: Graph, n: Compute, operand: Value, maps: Sequence[Compute]) 
     """
     if any(i.fetches() for m in maps for i in indices(m.body)) or _divides_steps(operand, {m.output for m in maps}):
         return False
-    if any(reads_scattered(graph, m) for m in maps):
+    taps = sum(is_reduction(s) for s in {s for x in loads(operand) for i in x.index for s in i.symbols()}) > 1
+    if any(reads_scattered(graph, m, taps) for m in maps):
         return False
     if all(is_guarded_view(m) for m in maps):
         return True
@@ -199,7 +200,6 @@ def may_join(graph: Graph, n: Compute, operand: Value, maps: Sequence[Compute]) 
     numbers = FLOAT_PROLOGUE_DTYPES if n.body.dtype == "float32" else INTEGER_PROLOGUE_DTYPES
     if any(x.dtype not in numbers for m in maps for x in (m.body, *loads(m.body))):
         return False
-    taps = sum(is_reduction(s) for s in {s for x in loads(operand) for i in x.index for s in i.symbols()}) > 1
     work = [v for m in maps if not is_guarded_view(m) for v in walk(m.body) if isinstance(v, Op)]
     if not taps:
         return len(work) <= MOST_OPERATIONS

@@ -14,7 +14,7 @@ from typing import TypeAlias
 
 import numpy as np
 
-from polydyn.errors import ShapeError
+from polydyn.errors import InputError, ShapeError
 from polydyn.graph.importer import ImportedGraph, ModelInput
 from polydyn.graph.operators.registry import OnnxNode
 from polydyn.graph.typed import Typed
@@ -47,7 +47,12 @@ def with_symbols(graph: ImportedGraph, symbols: Symbols) -> ImportedGraph:
 
 
 def with_ranks(graph: ImportedGraph, symbols: Symbols) -> ImportedGraph:
-    """Give inputs that declare no shape as many axes as they have symbols, all of unknown size."""
+    """Give inputs that declare no shape as many axes as they have symbols, all of unknown size.
+
+    InputError: ``symbols`` is no mapping.
+    """
+    if not isinstance(symbols, Mapping):
+        raise InputError(f"symbols is a {type(symbols).__name__}", rule="symbols", remedy='give {"x": ("B", "L")}')
 
     def ranked(x: ModelInput) -> ModelInput:
         return replace(x, dims=(None,) * len(symbols[x.name])) if x.dims is None and x.name in symbols else x

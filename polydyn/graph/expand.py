@@ -81,7 +81,7 @@ def import_parts(
     ``overridden``: initializers of ``Graph.optional`` that become inputs.
     """
     read = without_texts(without_sequences(with_inputs(load_model(model), overridden)), is_built, left is not None)
-    read = with_ranks(read, symbols or {})
+    read = with_ranks(read, {} if symbols is None else symbols)
     while True:
         with planning("import"):
             try:

@@ -69,7 +69,7 @@ def load(path: str | os.PathLike[str], *, threads: int | None = None, trust: str
     machine's compiler builds its C texts again, after checks (SECURITY.md says against what this helps).
     ArtifactError: the file is damaged, made for another version or processor, or cannot be built from its sources.
     """
-    if trust not in TRUST:
+    if not isinstance(trust, str) or trust not in TRUST:
         raise InputError(f"trust is {trust!r}", rule="trust", remedy=" or ".join(map(repr, TRUST)))
     checked = checked_path(path, error=ArtifactError)
     if trust == "code":

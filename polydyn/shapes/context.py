@@ -144,7 +144,7 @@ class ShapeContext(DimFacts):
         same = self.equal(ca, cb)
         if same is None:
             bounds = extreme_choice(ca - cb)
-            division = exact_division(ca - cb)
+            division = self._exact_division(ca - cb)
             if division:
                 self.assume_multiple(*division, reason)
             elif bounds:
@@ -365,6 +365,11 @@ class ShapeContext(DimFacts):
             self._forget()
             self._solve_again()
 
+    def _exact_division(self, d: Index) -> tuple[Index, Index] | None:
+        """Return what ``exact_division`` does, or what it does by the facts about remainders."""
+        inside = exact_division(self._multiples.inside(d))
+        return exact_division(d) or (inside and (self._multiples.outside(inside[0]), inside[1]))
+
     def _divide_again(self) -> None:
         """Express facts about remainders over the current dims."""
         self._multiples, self._exact, self._asked = Multiples(), set(), {}
@@ -378,7 +383,7 @@ class ShapeContext(DimFacts):
                 raise ShapeError(self._unmet(fact, a, n), dim=str(fact.value), rule=fact.reason)
             if n.constant is not None and self._narrow_remainders(fact, c):
                 continue
-            division = (a, n) if fact.relation == "%==" else exact_division(a) if fact.relation == "==" else None
+            division = (a, n) if fact.relation == "%==" else self._exact_division(a) if fact.relation == "==" else None
             if a.constant is None and division:
                 others.append(division)
         for a, n in others:

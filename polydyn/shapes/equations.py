@@ -40,16 +40,20 @@ def exact_division(d: Index) -> tuple[Index, Index] | None:
     """Return ``(y, n)`` if ``d == 0`` means exactly that y is a multiple of n: d is ``+-(y - n * ((y + r) // n))``.
 
     r is 0, or any number below a constant n: an odd size, halved, rounded up and doubled, is not the same size. y may
-    be a quotient itself: ``(y + r) // n`` is ``x // (m * n)`` if ``y + r`` is ``x // m``.
+    be a quotient itself: ``(y + r) // n`` is ``x // (m * n)`` if ``y + r`` is ``x // m``. Or y and n have a common factor
+    that the quotient has lost.
     """
     for a in sorted((a for a in d.atoms() if isinstance(a, Atom) and a.kind == "floordiv"), key=str):
         for e in (d, -d):
             x, n = a.args
-            factor = -e.terms.get((a,), 0)
+            factor, common = -e.terms.get((a,), 0), 1
             if n.constant is not None and factor > 0 and n.constant % factor == 0:
                 x, n = floordiv(x, Index.of(n.constant // factor)), Index.of(factor)
+            elif n.constant is not None and factor > 0 and factor % n.constant == 0:
+                common, n = factor // n.constant, Index.of(factor)
+                x = x * common
             y = e + n * Index({(a,): 1})
             r = (x - y).constant
-            if r is not None and a not in y.atoms() and 0 <= r < max(1, n.constant or 0):
+            if r is not None and a not in y.atoms() and -common < r < max(1, n.constant or 0):
                 return y, n
     return None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import configparser
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -226,7 +227,7 @@ def test_doctor_looks_for_what_the_package_declares() -> None:
     declared.read(ROOT / "setup.cfg")
 
     def names(text: str) -> set[str]:
-        return {line.partition(">")[0] for line in text.split()}
+        return {re.split(r"[>\[]", line)[0] for line in text.split()}
 
     assert names(declared["options"]["install_requires"]) == set(REQUIRED_PACKAGES)
     extras = declared["options.extras_require"]

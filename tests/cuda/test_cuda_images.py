@@ -116,9 +116,9 @@ def test_windows_of_every_kind(shape: tuple[int, ...], reverse: bool, compiled_l
 
 BUGS = {
     "a line too low": ("((128*b_i)/((n2 + 1)/2)) + (-2)", "((128*b_i)/((n2 + 1)/2)) + (-1)"),
-    "the tap's line not dilated": ("(2*((64*b_k)/128) + (-6)", "(((64*b_k)/128) + (-3)"),
-    "the next tap": ("(3*((64*b_k)/384) + (-6)*((64*b_k)/768))", "(3 - (3*((64*b_k)/384) + (-6)*((64*b_k)/768)))"),
-    "always the first channels": ("(64*b_k + (-128)*((64*b_k)/128))", "0"),
+    "the tap's line not dilated": ("(2*(b_k/2) + (-6)", "((b_k/2) + (-3)"),
+    "the next tap": ("((-6)*(b_k/12) + 3*(b_k/6))", "(3 - (3*(b_k/6) + (-6)*(b_k/12)))"),
+    "always the first channels": ("(64*b_k + (-128)*(b_k/2))", "0"),
     "always the first image": ("(((128*b_i)/(((n1 + 1)/2)*((n2 + 1)/2))))", "0"),
     "each tile from a line's first pixel on": ("((-1)*((n2 + 1)/2)*((128*b_i)/((n2 + 1)/2)) + 128*b_i)", "0"),
 }

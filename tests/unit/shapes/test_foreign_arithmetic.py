@@ -266,7 +266,7 @@ def test_the_fuzzer_names_what_is_decided_otherwise(monkeypatch: pytest.MonkeyPa
     right = index.floordiv
     monkeypatch.setattr(index, "floordiv", lambda x, n: right(x, n) + (n == 4))
     calls = [({"N": 2}, {"x": np.ones((2, 3), np.float32)})]
-    monkeypatch.setattr(model_check, "stages", lambda _: ())
+    monkeypatch.setattr(model_check, "stages", lambda *_: ())
     monkeypatch.setattr(framed, "programs_of", lambda g, t: [L // 4] and programs_of(g, t))
     check_claims = Check(reshaped(), calls, Depth.PLAN).run().finding
     assert check_claims is not None and (check_claims.kind, check_claims.stage) == ("wrong", "decided again")
