@@ -40,8 +40,8 @@ def exact_division(d: Index) -> tuple[Index, Index] | None:
     """Return ``(y, n)`` if ``d == 0`` means exactly that y is a multiple of n: d is ``+-(y - n * ((y + r) // n))``.
 
     r is 0, or any number below a constant n: an odd size, halved, rounded up and doubled, is not the same size. y may
-    be a quotient itself: ``(y + r) // n`` is ``x // (m * n)`` if ``y + r`` is ``x // m``. Or y and n have a common factor
-    that the quotient has lost.
+    be a quotient itself: ``(y + r) // n`` is ``x // (m * n)`` if ``y + r`` is ``x // m``. The quotient may have lost a
+    common factor of y and n.
     """
     for a in sorted((a for a in d.atoms() if isinstance(a, Atom) and a.kind == "floordiv"), key=str):
         for e in (d, -d):
