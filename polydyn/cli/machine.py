@@ -106,13 +106,26 @@ class CompileSettings:
         from polydyn.cli.progress import compiling
 
         with compiling(f"compiling {Path(model).name}") as report:
-            return self.compile_model(model_of(model), report)
+            read, arguments = self.read(model)
+            return self.compile_model(read, arguments, report)
 
-    def compile_model(self, model: ModelLike, report: Report | None = None) -> Program:
-        """Compile a model."""
+    def read(self, path: str) -> tuple[str | ModelProto, dict[str, Any]]:
+        """Return what is compiled for a path, and its arguments: the path, or the model of a folder of Hugging Face's
+        transformers."""
+        if not os.path.isdir(path):
+            return path, self.arguments
+        from polydyn.origins.pretrained import folder_model
+
+        return folder_model(path, self.arguments)
+
+    def compile_model(
+        self, model: ModelLike, arguments: dict[str, Any] | None = None, report: Report | None = None
+    ) -> Program:
+        """Compile a model, by ``arguments`` in place of one's own: those that ``read`` returned."""
         from polydyn.program_cache import compile as compile_model
 
-        return compile_model(model, threads=self.threads, cache=not self.no_cache, report=report, **self.arguments)
+        chosen = self.arguments if arguments is None else arguments
+        return compile_model(model, threads=self.threads, cache=not self.no_cache, report=report, **chosen)
 
     @property
     def foreign(self) -> bool:
@@ -128,7 +141,8 @@ class CompileSettings:
         from polydyn.logs import reporting
 
         with compiling(f"compiling {Path(model).name} for {self.target}") as report, reporting(report):
-            return compile_to(output, model_of(model), threads=self.threads, **self.arguments)[0]
+            read, arguments = self.read(model)
+            return compile_to(output, read, threads=self.threads, **arguments)[0]
 
     def open(self, path: str) -> Program:
         """Open an artifact, or compile a model (fast if the cache has its program).
@@ -150,15 +164,6 @@ class CompileSettings:
                 remedy="leave them out, or give the model",
             )
         return program
-
-
-def model_of(path: str) -> str | ModelProto:
-    """Return what is compiled for a path: the path, or the model of a folder of Hugging Face's transformers."""
-    if not os.path.isdir(path):
-        return path
-    from polydyn.origins.pretrained import folder_model
-
-    return folder_model(path)
 
 
 def of_machine(f: Callable[..., Any]) -> Callable[..., Any]:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import click
 
 from polydyn.cli.group import main
-from polydyn.cli.machine import DIFFERENT, CompileSettings, as_json, model_of, of_machine
+from polydyn.cli.machine import DIFFERENT, CompileSettings, as_json, of_machine
 from polydyn.cli.output import answer
 from polydyn.cli.parsing import sizes
 from polydyn.cli.timing import Plan, allowed_error, largest_error, measured, shape_text
@@ -138,12 +138,12 @@ def tried(
     if is_artifact(model):
         raise InputError(f"{model} is a saved program", rule="try compares a model with ONNX Runtime",
                          remedy="give the model, or use polydyn compare for two programs")  # fmt: skip
-    read = model_of(model)
     settings = replace(settings, fallback=settings.fallback or FALLBACK)
+    read, arguments = settings.read(model)
     start = time.perf_counter()
     with working(f"compiling {model}"), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the nodes that are left to ONNX Runtime are listed below
-        program = settings.compile_model(read)
+        program = settings.compile_model(read, arguments)
     seconds = time.perf_counter() - start
     chosen = list(shapes) or chosen_shapes(program)
     inputs, outputs = (tuple(x["name"] for x in program.manifest[kind]) for kind in ("inputs", "outputs"))

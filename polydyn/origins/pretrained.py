@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     import onnx
 
     from polydyn.runtime.program import Program
+    from polydyn.shapes.sizes import Sizes
 
 ONNX_FILES = ("model.onnx", "onnx/model.onnx")
 """Where a folder has its ONNX file, in this order."""
@@ -48,24 +49,31 @@ def from_pretrained(folder: str | os.PathLike[str], *, past: bool | None = None,
     InputError: there is no such folder, or no model in it. UnsupportedError: transformers or torch is missing, or
     cannot load or export it. Other errors as of ``polydyn.compile``.
     """
-    return compile_model(folder_model(folder, past=past), **arguments)
+    model, arguments = folder_model(folder, arguments, past=past)
+    return compile_model(model, **arguments)
 
 
-def folder_model(folder: str | os.PathLike[str], *, past: bool | None = None) -> str | onnx.ModelProto:
-    """Return the path of a folder's ONNX file, or the model that torch exports. Errors: ``from_pretrained``."""
+def folder_model(
+    folder: str | os.PathLike[str], arguments: Mapping[str, Any], *, past: bool | None = None
+) -> tuple[str | onnx.ModelProto, dict[str, Any]]:
+    """Return the path of a folder's ONNX file, or the model that torch exports; and arguments of ``polydyn.compile``,
+    with the sizes for which that model is right. Errors: ``from_pretrained``."""
     place = Path(folder)
     if not place.is_dir():
         raise InputError(f"{place} is not a folder", rule="from_pretrained",
                          remedy="give a folder that save_pretrained wrote; polydyn.compile takes a file")  # fmt: skip
     if found := _onnx_file(place):
-        return str(found)
+        return str(found), dict(arguments)
     if not (place / "config.json").is_file():
         raise InputError(f"{place} has neither config.json nor an ONNX file", rule="from_pretrained",
                          remedy="give a folder that save_pretrained wrote")  # fmt: skip
     if not any(any(place.glob(pattern)) for pattern in WEIGHTS):
         raise InputError(f"{place} has a config.json, but no weights", rule="from_pretrained",
                          remedy=f"copy the files {' or '.join(WEIGHTS)} there too")  # fmt: skip
-    return _exported(place, past)
+    model, allowed = _exported(place, past)
+    from polydyn.origins.torch_modules import within
+
+    return model, within(arguments, allowed)
 
 
 def _onnx_file(place: Path) -> Path | None:
@@ -89,7 +97,7 @@ class _Plan:
     layers: int = 0
 
 
-def _exported(place: Path, past: bool | None) -> onnx.ModelProto:
+def _exported(place: Path, past: bool | None) -> tuple[onnx.ModelProto, dict[str, Sizes]]:
     with needing_packages("polydyn.from_pretrained"):
         import torch
         import transformers

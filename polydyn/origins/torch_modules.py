@@ -5,13 +5,11 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
-from math import lcm
 from typing import TYPE_CHECKING, Any
 
 from polydyn.errors import InputError, PolydynError, UnsupportedError
 from polydyn.program_cache import compile as compile_model
-from polydyn.shapes.sizes import Dims, Sizes, sizes_by_name
+from polydyn.shapes.sizes import Dims, Sizes, both, sizes_by_name
 
 if TYPE_CHECKING:
     import onnx
@@ -42,24 +40,19 @@ def from_torch(
     InputError: this is no module, or the example does not fit. UnsupportedError: torch cannot export it, or its axes
     have not the names' sizes; other errors as of ``polydyn.compile``.
     """
-    model, allowed = _model_and_sizes(module, args, kwargs, symbols=symbols)
-    return compile_model(model, **{**arguments, "dims": _both(arguments.get("dims"), allowed)})
+    model, allowed = torch_model(module, args, kwargs, symbols=symbols)
+    return compile_model(model, **within(arguments, allowed))
 
 
 def torch_model(
     module: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None, *, symbols: Axes | None = None,
     inputs: Sequence[str] = (), outputs: Sequence[str] = (), axes: Axes | None = None,
-) -> onnx.ModelProto:  # fmt: skip
-    """Return the ONNX model of a module. ``inputs``, ``outputs``: names instead of torch's; ``axes``: names of the axes
-    of these inputs. Errors: ``from_torch``."""
-    return _model_and_sizes(module, args, kwargs, symbols=symbols, inputs=inputs, outputs=outputs, axes=axes)[0]
-
-
-def _model_and_sizes(
-    module: Any, args: Sequence[Any], kwargs: Mapping[str, Any] | None, *, symbols: Axes | None,
-    inputs: Sequence[str] = (), outputs: Sequence[str] = (), axes: Axes | None = None,
 ) -> tuple[onnx.ModelProto, dict[str, Sizes]]:  # fmt: skip
-    """Return the model, and the sizes for which it is right, by the names of its dims."""
+    """Return the ONNX model of a module, and the sizes for which it is right, by the names of its dims.
+
+    ``inputs``, ``outputs``: names instead of torch's; ``axes``: names of the axes of these inputs. Errors:
+    ``from_torch``.
+    """
     try:
         import torch
         import torch.onnx
@@ -85,16 +78,12 @@ def _model_and_sizes(
     return model, {names.get(name, name): sizes for name, sizes in allowed.items()}
 
 
-def _both(dims: Dims | None, allowed: Mapping[str, Sizes]) -> dict[str, Sizes]:
-    """Return the sizes that both the caller and the exported module allow."""
+def within(arguments: Mapping[str, Any], allowed: Mapping[str, Sizes]) -> dict[str, Any]:
+    """Return arguments of ``polydyn.compile`` whose ``dims`` are sizes for which an exported module is right, too."""
+    dims: Dims | None = arguments.get("dims")
     chosen = sizes_by_name(dims)
-    for name, sizes in allowed.items():
-        own = chosen.get(name, Sizes())
-        highs = [s.high for s in (own, sizes) if s.high is not None]
-        chosen[name] = replace(
-            own, low=max(own.low, sizes.low), high=min(highs, default=None), multiple=lcm(own.multiple, sizes.multiple)
-        )
-    return chosen
+    chosen |= {name: both(chosen.get(name, Sizes()), sizes) for name, sizes in allowed.items()}
+    return {**arguments, "dims": chosen}
 
 
 def _exported(torch: Any, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any], symbols: Axes | None) -> Any:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from math import isclose
+from dataclasses import dataclass, replace
+from math import isclose, lcm
 from typing import Any, TypeAlias, Union
 
 from polydyn.errors import ShapeError
@@ -121,6 +121,12 @@ SizesLike: TypeAlias = Union[Sizes, "tuple[int, int | None]"]
 """Accepted values for a dim: ``Sizes``, or just (low, high)."""
 Dims: TypeAlias = Mapping[str, SizesLike]
 """Dynamic dims by name."""
+
+
+def both(a: Sizes, b: Sizes) -> Sizes:
+    """Return the sizes that both allow, with the likely ones of ``a``. ShapeError: there are none."""
+    highs = [s.high for s in (a, b) if s.high is not None]
+    return replace(a, low=max(a.low, b.low), high=min(highs, default=None), multiple=lcm(a.multiple, b.multiple))
 
 
 def sizes_by_name(dims: Dims | None) -> dict[str, Sizes]:

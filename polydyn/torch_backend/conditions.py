@@ -60,10 +60,10 @@ class Condition:
         return bool(eval(self.code, SYMPY_INTERP, {"L": sizes}))
 
 
-def allowed_sizes(traced: Any) -> dict[str, Sizes]:
-    """Return the sizes, by torch's names, for which an exported program is right. torch exports one way of a module
-    that chooses by sizes. Raises UnsupportedError for an equation that holds neither for multiples nor from some
-    size on, and for a size that follows from others.
+def allowed_sizes(traced: Any) -> tuple[dict[str, Sizes], dict[str, str]]:
+    """Return the sizes, by torch's names, for which an exported program is right, and the names that are the same size
+    as another. torch exports one way of a module that chooses by sizes. Raises UnsupportedError for an equation that
+    holds neither for equal sizes, nor for multiples, nor from some size on, and for a size that follows from others.
 
     Sizes from 0 on are allowed where torch says from 2 on: it assumes so for any size. Inequalities of several sizes,
     and sizes that are excluded one by one, are not read: most are about strides.
@@ -76,14 +76,18 @@ def allowed_sizes(traced: Any) -> dict[str, Sizes]:
     shapes = [getattr(n.meta.get("val"), "shape", ()) for n in traced.graph.nodes if n.op == "placeholder"]
     sizes = [v for shape in shapes for v in shape if isinstance(v, torch.SymInt)]
     for size in sizes:
-        if not size.node.expr.is_Symbol:  # its dim would have this text as a name, and any size
+        if not (size.node.expr.is_Symbol or size.node.expr.is_Integer):  # its dim would have this text as a name
             raise _by_sizes(f"a size is always {size.node.expr}")
     environment: Any = sizes[0].node.shape_env if sizes else None
+    same: dict[Any, Any] = {}
     for guard in environment.guards if sizes else ():
-        condition = environment.simplify(guard.expr)
+        condition = environment.simplify(guard.expr).xreplace(same)
         if not isinstance(condition, sympy.Eq):
             continue
         left, right = condition.args
+        if pair := _equal(left - right):
+            same = {old: new.xreplace(pair) for old, new in same.items()} | pair
+            continue
         if isinstance(left, Mod) and left.args[0].is_Symbol and left.args[1].is_Integer and right == 0:
             old = found.get(name := str(left.args[0]), Sizes())
             found[name] = replace(old, multiple=math.lcm(old.multiple, int(left.args[1])))
@@ -92,7 +96,16 @@ def allowed_sizes(traced: Any) -> dict[str, Sizes]:
             raise _by_sizes(str(condition))
         old = found.get(name := str(symbols[0]), Sizes())
         found[name] = replace(old, low=_least(condition, symbols[0], old))
-    return {name: sizes for name, sizes in found.items() if sizes != Sizes()}
+    return {name: sizes for name, sizes in found.items() if sizes != Sizes()}, {str(a): str(b) for a, b in same.items()}
+
+
+def _equal(difference: Any) -> dict[Any, Any]:
+    """Return the later of two symbols with the other one if their difference is 0, else nothing."""
+    terms = sympy.expand(difference).as_coefficients_dict()
+    if sorted(terms.values()) != [-1, 1] or not all(t.is_Symbol for t in terms):
+        return {}
+    first, second = sorted(terms, key=str)
+    return {second: first}
 
 
 def _least(condition: Any, symbol: Any, sizes: Sizes) -> int:

@@ -19,7 +19,7 @@ from torch.fx.traceback import preserve_node_meta
 
 from polydyn.errors import PolydynError, UnsupportedError
 from polydyn.graph.dtypes import onnx_dtype
-from polydyn.shapes.sizes import Sizes
+from polydyn.shapes.sizes import Sizes, both
 from polydyn.torch_backend.conditions import Condition, allowed_sizes
 from polydyn.torch_backend.places import at_node, user_line
 from polydyn.torch_backend.translations import table
@@ -75,7 +75,21 @@ def exported_model(traced: Any, opset: int) -> tuple[Any, dict[str, Sizes]]:
         made = torch.onnx.export(decomposed, (), dynamo=True, verbose=False, opset_version=opset, optimize=False)
         assert made is not None
         _fold(made.model)
-        return made.model_proto, allowed_sizes(decomposed)
+        sizes, same = allowed_sizes(decomposed)
+        allowed: dict[str, Sizes] = {}
+        for name, own in sizes.items():
+            name = same.get(name, name)
+            allowed[name] = both(allowed.get(name, Sizes()), own)
+        return _with_names(made.model_proto, same), allowed
+
+
+def _with_names(model: Any, same: Mapping[str, str]) -> Any:
+    """Name dims of one size alike: the compiled program asks that they are equal."""
+    for value in (*model.graph.input, *model.graph.output, *model.graph.value_info) if same else ():
+        for dim in value.type.tensor_type.shape.dim:
+            if dim.dim_param:
+                dim.dim_param = re.sub(r"\w+", lambda word: same.get(word[0], word[0]), dim.dim_param)
+    return model
 
 
 @contextlib.contextmanager

@@ -14,8 +14,10 @@ from click.testing import CliRunner
 
 import polydyn
 from polydyn.cli import main
+from polydyn.cli.machine import CompileSettings
 from polydyn.errors import PolydynError
 from polydyn.graph.importer import remedy_of
+from polydyn.origins import torch_modules
 from polydyn.origins.pretrained import folder_model
 from tests.support.tiny import model, node
 
@@ -126,21 +128,21 @@ def test_a_folder_without_a_model_is_refused_by_name(tmp_path: Path) -> None:
     cases = [("is not a folder", tmp_path / "absent"), ("neither config.json nor an ONNX file", tmp_path)]
     for message, folder in cases:
         with pytest.raises(PolydynError, match=message):
-            folder_model(folder)
+            folder_model(folder, {})
     (tmp_path / "config.json").write_text('{"architectures": ["NoSuchModel"]}')
     with pytest.raises(PolydynError, match="but no weights"):
-        folder_model(tmp_path)
+        folder_model(tmp_path, {})
     (tmp_path / "model.safetensors").write_bytes(b"")
     pytest.importorskip("transformers")
     with pytest.raises(PolydynError, match="this transformers has no NoSuchModel"):
-        folder_model(tmp_path)
+        folder_model(tmp_path, {})
     (tmp_path / "config.json").write_text('{"architectures": ["BertModel"], "model_type": "bert"}')
     with pytest.raises(PolydynError, match="transformers cannot load"):
-        folder_model(tmp_path)
+        folder_model(tmp_path, {})
     for name in ("a.onnx", "b.onnx"):
         (tmp_path / name).write_bytes(b"")
     with pytest.raises(PolydynError, match=r"several ONNX files: a\.onnx, b\.onnx"):
-        folder_model(tmp_path)
+        folder_model(tmp_path, {})
 
 
 SMALL = {
@@ -213,6 +215,24 @@ class _Choosing(torch.nn.Module):  # type: ignore[misc, name-defined]
 
     def forward(self, x: Any) -> Any:
         return self.choose(x)
+
+
+@pytest.mark.slow
+def test_a_folder_keeps_the_limits_of_its_export(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What torch exports only for some sizes is refused at others, from Python and from the command line."""
+    pretrained(tmp_path, "bert")
+    made = torch_modules.torch_model
+
+    def limited(*args: Any, **more: Any) -> Any:
+        return made(*args, **more)[0], {"sequence": polydyn.Sizes(4, 64)}
+
+    monkeypatch.setattr(torch_modules, "torch_model", limited)
+    program = polydyn.from_pretrained(tmp_path, dims={"sequence": (0, 32)}, threads=1)
+    ids = np.zeros((1, 3), np.int64)
+    with pytest.raises(PolydynError, match="4 <= sequence"):
+        program.run(dict.fromkeys(program.inputs, ids))
+    settings = CompileSettings(dims=(("sequence", polydyn.Sizes(0, 32)),))
+    assert settings.read(str(tmp_path))[1]["dims"]["sequence"] == polydyn.Sizes(4, 32)
 
 
 def test_a_module_that_chooses_by_sizes_has_limits() -> None:
