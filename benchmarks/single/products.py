@@ -75,6 +75,10 @@ def matrices() -> Iterator[Case]:
     )
     for equation, (inputs, sizes) in EINSUMS.items():
         yield from cases(f"Einsum {equation}", inputs, partial(node, "Einsum", equation=equation), sizes)
+
+
+def inverses_and_distances() -> Iterator[Case]:
+    """Determinants, inverses, and distances between rows."""
     yield from cases("Det", "T B,3,3", partial(node, "Det"), ((1000,), (30001,)))
     yield from cases(
         "Inverse",
@@ -281,6 +285,7 @@ def other() -> Iterator[Case]:
 def every() -> Iterator[Case]:
     """Yield all cases of this module."""
     yield from matrices()
+    yield from inverses_and_distances()
     yield from attentions()
     yield from positions()
     yield from gates()

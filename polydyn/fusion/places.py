@@ -2,7 +2,7 @@
 
 A product or window reads each element many times and in vectors. Behind a view such as Pad with reflections, a resize
 to the nearest element or Tile, every read would compute a minimum or a quotient. A copy computes it once, and the
-product runs as if its operand were stored that way: convolutions of 3x3 take a third of the time.
+product runs as if its operand were stored that way (docs/notes/0009-fusion.md has the times).
 """
 
 from __future__ import annotations

@@ -103,7 +103,7 @@ def _joined(
             maps = chains[t]
             if g.kind == "contract":
                 operand = row_operand(core, t)
-                fits = operand is not None and may_join(graph, core, operand, (*maps, *joined))
+                fits = operand is not None and may_join(graph, core, operand, (*maps, *joined), cuda)
                 fits = fits and (not cuda or may_compute_rows(graph, core, t, maps))
             else:
                 fits = all(is_guarded_view(m) and not is_shuffled(graph, m) for m in maps)
@@ -181,7 +181,7 @@ def is_shuffled(graph: Graph, m: Compute) -> bool:
     return any(not moving.isdisjoint(i.symbols()) for a in atoms for i in a.args)
 
 
-def may_join(graph: Graph, n: Compute, operand: Value, maps: Sequence[Compute]) -> bool:
+def may_join(graph: Graph, n: Compute, operand: Value, maps: Sequence[Compute], cuda: bool) -> bool:
     """Check whether the maps are cheap enough to be computed where the product ``n`` reads them.
 
     ``operand`` is the part of ``n`` that reads them. Traffic falls because their results have no other reader. The
@@ -190,7 +190,7 @@ def may_join(graph: Graph, n: Compute, operand: Value, maps: Sequence[Compute]) 
     if any(i.fetches() for m in maps for i in indices(m.body)) or _divides_steps(operand, {m.output for m in maps}):
         return False
     taps = sum(is_reduction(s) for s in {s for x in loads(operand) for i in x.index for s in i.symbols()}) > 1
-    if any(reads_scattered(graph, m, taps) for m in maps):
+    if not cuda and any(reads_scattered(graph, m, taps) for m in maps):
         return False
     if all(is_guarded_view(m) for m in maps):
         return True

@@ -81,5 +81,7 @@ def test_heads_that_share_a_key_are_batches() -> None:
     assert found == ["y"]
 
 
-def test_on_a_gpu_views_are_read_where_they_are() -> None:
-    assert kernels(VIEWS["reflected"], node("Conv", "v w", "y"), cuda=True) == ["y"]
+@pytest.mark.parametrize("view", ["reflected", "resized", "repeated"])
+@pytest.mark.parametrize("pads", [[0] * 4, [1] * 4])
+def test_on_a_gpu_views_are_read_where_they_are(view: str, pads: list[int]) -> None:
+    assert kernels(VIEWS[view], node("Conv", "v w", "y", pads=pads), cuda=True) == ["y"]
