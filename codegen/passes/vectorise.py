@@ -115,7 +115,8 @@ class _Lanes:
             if self.width % m == 0 and rest % m == ZERO:  # the elements of the runs are m apart
                 base = lane_stride(v.address - Index({(a,): m}), self.var, self.start, self.width)
                 if m in SPREAD and base is not None and base[0] == ZERO:
-                    read = replace(v, address=base[1] + rest, lanes=self.width, stride=ONE, mask=count - (m - 1))
+                    live = count.ceildiv(m) * m - (m - 1)
+                    read = replace(v, address=base[1] + rest, lanes=self.width, stride=ONE, mask=live)
                     return ir.Apply(v.dtype, SPREAD[m], (read,))
         return None
 
@@ -264,7 +265,7 @@ def _sources_of_range(v: ir.Apply, lanes: ir.Between) -> ir.Between:
     else:
         m = next(m for m, leaf in SPREAD.items() if leaf == v.function)
         first, end = low // m * m, high.ceildiv(m) * m - (m - 1)
-    return replace(lanes, low=first, high=minimum(end, first + high - low))
+    return replace(lanes, low=first, high=minimum(end, first + (high - low) * m))  # no lanes have no sources
 
 
 def _loads(v: Value) -> bool:

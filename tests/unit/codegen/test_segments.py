@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from polydyn.codegen.ir import Body, Def, FlatLoad, For, Let, Reg, Set, Store, walk
 from polydyn.codegen.passes.segments import MOST_SEGMENTS, vectorise, vectorise_segments
 from polydyn.codegen.passes.vectorise import vectorise_loop
 from polydyn.schedules.errors import Declined
-from polydyn.schedules.expr import FromIndex
+from polydyn.schedules.expr import FromIndex, const, op
 from polydyn.schedules.index import ZERO, Index, fetch, floordiv, maximum, minimum
 from polydyn.testing.loops.cpu import CpuRun
 
@@ -64,6 +64,26 @@ def test_remainders_are_small_numbers_in_lanes(n: int, m: int, o: int, c: int) -
     made = vectorise(body, 4)
     assert not isinstance(made, Declined)
     assert result(made, n, 1, o) == [*(float(3 * ((i + o) % m) + c) for i in range(n)), *[-1.0] * (LENGTH - n)]
+
+
+@given(st.sampled_from([1, 2, 4]), st.sampled_from([1, 4]), *[st.integers(0, 19)] * 3)
+@example(4, 4, 16, 3, 5)  # a group ends and one begins inside the guard
+@example(2, 4, 3, 0, 3)  # the last group is not whole
+def test_lanes_under_a_guard_read_the_sources_of_these_lanes(m: int, apart: int, n: int, low: int, high: int) -> None:
+    """Elements outside of the guard's sources do not exist here, and groups begin before the guard or end behind it."""
+    apart = min(apart, m)
+    i = FromIndex("int64", V("i"))
+    guard = op("and", op("ge", i, FromIndex("int64", V("p"))), op("lt", i, FromIndex("int64", V("q"))))
+    read = FlatLoad("float32", "x", floordiv(V("i"), V(m)) * apart - V("f"))
+    first = low // m * apart
+    body = For("i", ZERO, V("n"), (Store("y", V("i"), op("where", guard, read, const(0, "float32"))),))
+    made = vectorise(body, 8)
+    assert not isinstance(made, Declined)
+    last = (high - 1) // m * apart if low < high else first - 1
+    x, y = np.arange(1, last - first + 2, dtype=np.float32), np.full(LENGTH, -1, np.float32)
+    CpuRun({"x": ("float32", x), "y": ("float32", y)}, 8).run(made, {"n": n, "p": low, "q": high, "f": first})
+    expected = [float(k // m * apart - first + 1) if low <= k < high else 0.0 for k in range(n)]
+    assert y.tolist() == [*expected, *[-1.0] * (LENGTH - n)]
 
 
 def test_a_size_of_zero_has_no_runs_of_a_symbol() -> None:
