@@ -14,6 +14,7 @@ from polydyn.codegen.ir import Alloc, Body, Compare, Def, FlatLoad, For, If, Let
 from polydyn.codegen.lower import Lowering, flat, lower
 from polydyn.codegen.operands import multiplied
 from polydyn.codegen.passes.bind import bind
+from polydyn.codegen.passes.blocks_of_sums import sum_in_blocks
 from polydyn.codegen.passes.columns import Columns, vector_columns
 from polydyn.codegen.passes.epilogues import COLUMN, ROW, finished, finished_across, instances
 from polydyn.codegen.passes.pointers import row_pointers
@@ -329,7 +330,12 @@ class RegisterTile:
                 (*((FIRST, END) if self.streams else ()), *self._prefetch_symbols()),
             ),
             *((needed, pointers) if self.product.footprint else ()),
+            Step("blocks", "long sums begin again after some steps", self._in_blocks),
         )
+
+    def _in_blocks(self, body: Body) -> Body:
+        inner = self.product.inner_steps.constant or 1
+        return sum_in_blocks(body, f"{self.sums}_total", inner, began=self.plan.blocks != ONE)
 
     def _flattened(self, body: Body) -> Body:
         for x in reversed((p("k"), *map(it, self.product.roles.inner[:-1]))):

@@ -66,6 +66,7 @@ static __attribute__((noinline, unused)) hf32 pdc_hload_f32(const f32 *b, i64 i,
   for (i64 l = 0; l < PD_W / 2 && l < n; ++l) v[l] = *(const f32 *)pdc_read(b, i + l * s, sizeof *b, name);
   return v;
 }
+PD_INLINE void pd_in_memory_f32(const f32 *b, i64 i) { (void)b; (void)i; }
 PD_INLINE void pd_prefetch_f32(const f32 *b, i64 i) { (void)b; (void)i; }
 PD_INLINE void pd_prefetch_far_f32(const f32 *b, i64 i) { (void)b; (void)i; }
 PD_INLINE void pd_prefetch_write_f32(const f32 *b, i64 i) { (void)b; (void)i; }

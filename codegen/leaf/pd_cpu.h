@@ -158,6 +158,8 @@ PD_INLINE hf32 hloadm_f32(const f32 *b, i64 i, i64 n) {
   return v;
 }
 #endif
+/* What was stored in b is loaded from there again: the compiler may not keep it in registers meanwhile. */
+PD_INLINE void pd_in_memory_f32(const f32 *b, i64 i) { __asm__("" : : "r"(b + i) : "memory"); }
 PD_INLINE void pd_prefetch_f32(const f32 *b, i64 i) { __builtin_prefetch(b + i); }
 PD_INLINE void pd_prefetch_far_f32(const f32 *b, i64 i) { __builtin_prefetch(b + i, 0, 2); }
 PD_INLINE void pd_prefetch_write_f32(const f32 *b, i64 i) { __builtin_prefetch(b + i, 1); }

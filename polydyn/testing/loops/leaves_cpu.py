@@ -203,8 +203,8 @@ def _add(run: CpuRun, n: Call, floats: bool) -> Action:
 
 
 CALLS: Mapping[str, Callable[[CpuRun, Call], Action]] = {
-    "pd_drain": _nothing, "pd_written_soon": _nothing, "pd_prefetch": _nothing, "pd_transpose_f32": _transpose,
-    "pd_transpose_rows_f32": _transpose, "pd_sums_f32": _sums,
+    "pd_drain": _nothing, "pd_in_memory": _nothing, "pd_written_soon": _nothing, "pd_prefetch": _nothing,
+    "pd_transpose_f32": _transpose, "pd_transpose_rows_f32": _transpose, "pd_sums_f32": _sums,
     "pd_first_": _first, "pd_amx_begin": _begin, "pd_amx_end": _end, "pd_amx_zero": _zero, "pd_amx_load": _load_tile,
     "pd_amx_store": _store_tile, "pd_amx_add_bf16": lambda run, n: _add(run, n, True),
     "pd_amx_add_quads": lambda run, n: _add(run, n, False),

@@ -22,8 +22,8 @@ from polydyn.codegen import ir
 from polydyn.schedules.expr import FLOATS, Const, FromIndex, Op, Value
 
 HINTS = (
-    "pd_drain", "pd_written_soon", "pd_prefetch", "pd_fetch", "pd_grid_begin", "pd_reg_", "pd_tma_fetch",
-    "pd_wgmma_keep", "pd_amx_end",
+    "pd_drain", "pd_in_memory", "pd_written_soon", "pd_prefetch", "pd_fetch", "pd_grid_begin", "pd_reg_",
+    "pd_tma_fetch", "pd_wgmma_keep", "pd_amx_end",
 )  # fmt: skip
 """Prefixes of leaves without an effect on results."""
 NEIGHBOURS: Mapping[str, str] = {"<": "<=", "<=": "<", ">": ">=", ">=": ">", "==": "!=", "!=": "=="}

@@ -10,7 +10,8 @@ from polydyn.schedules.expr import ITEMSIZE, Const, FromIndex, Value
 from polydyn.schedules.index import ZERO, Index, minimum
 
 PREFIXES_WITHOUT_ACCESSES = (
-    "pd_drain", "pd_written_soon", "pd_prefetch", "pd_amx_begin", "pd_amx_end", "pd_amx_zero", "pd_amx_add",
+    "pd_drain", "pd_in_memory", "pd_written_soon", "pd_prefetch", "pd_amx_begin", "pd_amx_end",
+    "pd_amx_zero", "pd_amx_add",
 )  # fmt: skip
 """Name prefixes of leaves that access no memory."""
 WORD_BYTES = 4
