@@ -40,6 +40,8 @@ from polydyn.schedules.tree.strategies import FIRST_ROW, PANEL, VECTOR
 ROWS_OF_BLOCKS = (2, 3, 4, 6, 8, 10, 12)
 SHARES = (1, 2, 4, 8)
 """Search choices: rows of a block, and blocks per thread."""
+LIVE_ROWS = "live_rows"
+"""The rows of a block, an argument of the function that computes them."""
 V = Index.of
 
 
@@ -158,7 +160,7 @@ class AttentionKernel(Variant):
     def block(self, body: Body) -> Body:
         """Build exact row variants of the three parts."""
         first, following = (self.schedule.map.origin("i", V(c("i")) + n) for n in (0, 1))
-        body = consume(body, MarkName.ROWS, self._rows)
+        body = consume(body, MarkName.ROWS, self._all_rows)
         kernels: dict[MarkName, Callable[[int, int], Body]] = {}
         scores, values = self.tiles
 
@@ -186,6 +188,11 @@ class AttentionKernel(Variant):
             return body
 
         return self.nest.scratch(variants(following - first, in_pieces(scores.row_cases(), first, piece)))
+
+    def _all_rows(self, body: Body) -> Body:
+        """Return a call of one function for any number of rows: in each row variant it would be half of the text."""
+        rows = substitute(self._rows(body), {extent(p("i")): V(LIVE_ROWS)})
+        return (Let(LIVE_ROWS, V(extent(p("i"))), (Outline(f"{self.name}_rows", rows),)),)
 
     def _rows(self, body: Body) -> Body:
         """Lower the stitch statements on the rows of the block."""
