@@ -296,7 +296,7 @@ sdist: $(VENV)/.extra-test
 
 wheel: $(VENV)/.made
 	rm -rf build
-	$(BIN)/python -m pip wheel --quiet --no-deps --wheel-dir dist .
+	POLYDYN_OBJECTS=0 $(BIN)/python -m pip wheel --quiet --no-deps --wheel-dir dist .
 
 clean:
 	rm -rf $(VENV) $(PYCUDA) $(NEWEST) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis benchmarks/out

@@ -111,21 +111,24 @@ def writable(path: Path) -> Iterator[None]:
         raise UnwritableError.of(path, e) from e
 
 
+OF_PACKAGE = Path(__file__).parent / "compiled"
+"""A cache that is never written: what was compiled when the package was installed (``package_objects``)."""
+
+
 class FileCache:
-    """Byte strings by key. Every entry is stored with its hash; one whose hash does not match counts as absent."""
+    """Byte strings by key. Every entry is stored with its hash; one whose hash does not match counts as absent.
+
+    What the user's cache does not have may be in ``OF_PACKAGE``.
+    """
 
     def __init__(self, kind: str) -> None:
         self.folder = cache_dir(kind)
 
     def get(self, key: str) -> bytes | None:
         """Return the entry, or None if it is absent or damaged."""
-        try:
-            data = self.path(key).read_bytes()
-        except OSError:
-            return None
-        body, check = data[:-32], data[-32:]
-        if hashlib.sha256(body).digest() != check:
-            return None
+        body = _entry(self.path(key))
+        if body is None:
+            return _entry(OF_PACKAGE / self.folder.name / key)
         touch(self.path(key))
         return body
 
@@ -143,6 +146,16 @@ class FileCache:
     def path(self, key: str) -> Path:
         """Return the path of an entry's file, which contains the entry and then its hash."""
         return self.folder / key
+
+
+def _entry(path: Path) -> bytes | None:
+    """Return the content of an entry's file, or None if there is none or its hash does not match."""
+    try:
+        data = path.read_bytes()
+    except OSError:
+        return None
+    body, check = data[:-32], data[-32:]
+    return body if hashlib.sha256(body).digest() == check else None
 
 
 def stored_file(kind: str, name: str, body: bytes) -> Path:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import resource
 import select
 import shlex
@@ -37,6 +38,9 @@ __all__ = [
 
 GENERATOR = "1"
 """Part of every cache key. Increase it when old objects must not be reused for the same text."""
+
+INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]*"([^"]+)"', re.MULTILINE)
+"""An include of a file that is not the system's; its group is the name."""
 
 POLL_SECONDS = 0.005
 """Seconds between two polls of running compilers, where the system cannot wait for one of several processes."""
@@ -76,9 +80,9 @@ class Building:
     """A library whose first translation units are compiled while others are still being generated.
 
     A context manager: at its end, running compilers are stopped and temporary files removed. Objects and the library
-    are cached by content: text, headers, flags, compiler, generator version. Units are compiled in parallel, one
+    are cached by content: text, the headers that it includes, flags, compiler, generator version. Units are compiled in parallel, one
     process per core. Any method may raise BuildError: no compiler, a unit does not compile, or a folder is not
-    writable.
+    writable. ``compiled``: the number of units that were compiled so far.
     """
 
     def __init__(self, headers: Mapping[str, str], target: str = "cpu") -> None:
@@ -87,12 +91,12 @@ class Building:
         self._target = target
         self._features = required_features(self._compiler, target)
         machine = digest(*self._features)  # the meaning of -march=native depends on the machine
-        self._common = digest(GENERATOR, *self._compiler.identity, machine, *_flat(headers))
+        self._common = digest(GENERATOR, *self._compiler.identity, machine)
         self._cache = FileCache("objects")
         self._keys: dict[str, str] = {}
         self._waiting: list[str] = []
         self._running: dict[str, subprocess.Popen[str]] = {}
-        self._compiled = 0
+        self.compiled = 0
 
     def __enter__(self) -> Building:
         import tempfile  # finding a compiler does not need it
@@ -134,6 +138,16 @@ class Building:
                     _object(self._work, name).write_bytes(known)
             self._step()
 
+    def compile(self, units: Mapping[str, str]) -> None:
+        """Compile these units, as far as their objects are not in the cache, and wait for all that were requested."""
+        self.request(units)
+        with _folder_errors():
+            while left := len(self._waiting) + len(self._running):
+                progress("compiling C", len(self._keys) - left, len(self._keys))
+                if not self._step():
+                    with section("waiting for the C compiler"):
+                        _wait_for_one([p.pid for p in self._running.values()])
+
     def library(self, units: Mapping[str, str]) -> Library:
         """Return the library of these units, whether they were requested before or not."""
         for name in self._keys.keys() - units.keys():
@@ -141,19 +155,14 @@ class Building:
         link_key = digest(self._common, *link_flags(self._compiler), *map(self._key, units.keys(), units.values()))
         library = self._cache.get(link_key)
         if library is None:
-            self.request(units)
+            self.compile(units)
             with _folder_errors():
-                while left := len(self._waiting) + len(self._running):
-                    progress("compiling C", len(self._keys) - left, len(self._keys))
-                    if not self._step():
-                        with section("waiting for the C compiler"):
-                            _wait_for_one([p.pid for p in self._running.values()])
                 library = _link(self._compiler, [_object(Path(), n).name for n in units], self._work)
             self._cache.put(link_key, library)
-        return Library(library, self._compiled, self._features, self._compiler.version)
+        return Library(library, self.compiled, self._features, self._compiler.version)
 
     def _key(self, name: str, text: str) -> str:
-        return digest(self._common, *self._flags(name), name, text)
+        return digest(self._common, *self._flags(name), name, text, *_flat(included(text, self._headers)))
 
     def _flags(self, unit: str) -> tuple[str, ...]:
         return compile_flags(self._compiler, self._target, unit)
@@ -166,7 +175,7 @@ class Building:
                 del self._keys[name]  # if requested again, it is compiled again
                 raise _compile_error(self._compiler, name, self._work)
             self._cache.put(self._keys[name], _object(self._work, name).read_bytes())
-            self._compiled += 1
+            self.compiled += 1
         self._waiting.sort(key=lambda n: -(self._work / n).stat().st_size)
         while self._waiting and len(self._running) < available_cores():
             name = self._waiting.pop(0)
@@ -237,6 +246,18 @@ def _folder_errors() -> Iterator[None]:
         raise BuildError(
             f"building in a temporary folder failed: {e}", remedy="set TMPDIR to a writable folder with free space"
         ) from e
+
+
+def included(text: str, headers: Mapping[str, str]) -> dict[str, str]:
+    """Return the headers (file name -> C text) that a text includes, and those that they include."""
+    found: dict[str, str] = {}
+    waiting = [text]
+    while waiting:
+        for name in INCLUDE.findall(waiting.pop()):
+            if name in headers and name not in found:
+                found[name] = headers[name]
+                waiting.append(headers[name])
+    return found
 
 
 def _object(work: Path, unit: str) -> Path:

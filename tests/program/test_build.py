@@ -15,11 +15,14 @@ import pytest
 
 from polydyn import compiler
 from polydyn.build.cache import FileCache, digest, write_atomically
-from polydyn.build.compiler import Building, build_library, compile_flags, find_compiler, required_features
+from polydyn.build.compiler import Building, build_library, compile_flags, find_compiler, included, required_features
 from polydyn.build.features import available_cores, data_cache, machine_features
+from polydyn.build.package_objects import OBJECTS
+from polydyn.codegen.cpu.target import leaf_headers
 from polydyn.errors import BuildError
 from polydyn.graph.expand import import_parts
 from polydyn.graph.ir import Graph
+from polydyn.runtime.c import sources
 from tests.support.paths import ROOT
 from tests.support.tiny import model, node
 
@@ -42,6 +45,43 @@ def test_only_changed_units_are_compiled() -> None:
     assert build_library(UNITS | {"u1.c": "int f1(void) { return 7; }\n"}, HEADERS).compiled == 1
     assert build_library(UNITS, {"k.h": "#define K 2\n"}).compiled == 3
     assert build_library(UNITS, HEADERS, "cpu:baseline").compiled == 3
+
+
+def test_a_header_that_a_unit_does_not_include_does_not_matter() -> None:
+    chain = {"a.h": '#  include "b.h"\n', "b.h": "#define B 1\n", "other.h": "#define OTHER 1\n"}
+    unit = {"u.c": '#include "a.h"\nint f(void) { return B; }\n'}
+    assert build_library(unit, chain).compiled == 1
+    assert build_library(unit, chain | {"other.h": "#define OTHER 2\n"}).compiled == 0
+    assert build_library(unit, chain | {"b.h": "#define B 2\n"}).compiled == 1
+    assert included('  # include "a.h"\n// #include "other.h"\n', chain).keys() == {"a.h", "b.h"}
+
+
+@pytest.mark.parametrize("damaged", [False, True])
+def test_objects_of_the_package_are_not_compiled_again(
+    cache: Path, monkeypatch: pytest.MonkeyPatch, damaged: bool
+) -> None:
+    """The folder is filled by an interpreter without other packages, as in the environment of a build."""
+    folder = cache / "compiled"
+    command = [sys.executable, "-S", "-m", "polydyn.build.package_objects", folder]
+    subprocess.run(command, check=True, cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)})
+    if damaged:
+        for entry in (folder / "objects").iterdir():
+            entry.write_bytes(entry.read_bytes()[:-40] + bytes(40))
+    monkeypatch.setattr("polydyn.build.cache.OF_PACKAGE", folder)
+    texts = sources("cpu") | leaf_headers(8)
+    units = {n: t for n, t in texts.items() if n.endswith(".c")}
+    with Building({n: t for n, t in texts.items() if n not in units}) as building:
+        building.compile(units)
+        building.compile(units)
+        assert building.compiled == (len(units) if damaged else 0)
+
+
+def test_a_package_is_installed_without_a_compiler(cache: Path) -> None:
+    command = [sys.executable, "-m", "polydyn.build.package_objects", cache / "compiled"]
+    done = subprocess.run(command, cwd=ROOT, env={**os.environ, "CC": "/nowhere/cc"}, capture_output=True, text=True)
+    assert done.returncode == 0 and "compiled at first starts: no C compiler" in done.stderr
+    off = subprocess.run(command, cwd=ROOT, env={**os.environ, OBJECTS: "0"}, capture_output=True, text=True)
+    assert off.returncode == 0 and not off.stderr and not (cache / "compiled").exists()
 
 
 def test_units_that_are_asked_for_early_are_compiled_once(cache: Path) -> None:
