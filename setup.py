@@ -15,6 +15,7 @@ class BuildWithObjects(build_py):
     """Copies the package, and compiles the files of its run-time library for this machine."""
 
     def run(self) -> None:
+        """Copy the package, then compile; without a compiler the run-time library is compiled at first starts."""
         super().run()
         package = HERE if self.editable_mode else HERE / self.build_lib
         subprocess.run(

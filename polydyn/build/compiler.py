@@ -80,9 +80,9 @@ class Building:
     """A library whose first translation units are compiled while others are still being generated.
 
     A context manager: at its end, running compilers are stopped and temporary files removed. Objects and the library
-    are cached by content: text, the headers that it includes, flags, compiler, generator version. Units are compiled in parallel, one
-    process per core. Any method may raise BuildError: no compiler, a unit does not compile, or a folder is not
-    writable. ``compiled``: the number of units that were compiled so far.
+    are cached by content: text, the headers that it includes, flags, compiler, generator version. Units are compiled in
+    parallel, one process per core. Any method may raise BuildError: no compiler, a unit does not compile, or a folder
+    is not writable. ``compiled``: the number of units that were compiled so far.
     """
 
     def __init__(self, headers: Mapping[str, str], target: str = "cpu") -> None:

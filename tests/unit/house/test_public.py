@@ -17,6 +17,7 @@ from importlib import import_module
 from typing import Any
 
 import polydyn
+from polydyn.build.cache import OF_PACKAGE
 from tests.support.paths import ROOT
 
 MODULES = ("polydyn", "polydyn.session", "polydyn.ort", "polydyn.extend", "polydyn.explore", "polydyn.explore.pictures")
@@ -107,7 +108,8 @@ def test_every_kind_of_file_is_in_the_wheel() -> None:
     packed = {p.strip().rpartition("*")[2] for p in config["options.package_data"]["*"].split(",")}
     packed |= {".py", ".md"}  # pages are for readers of the repository
     folders = [ROOT / "polydyn", ROOT / "schedules", ROOT / "codegen"]
-    files = [f for folder in folders for f in folder.rglob("*") if f.is_file() and "__pycache__" not in f.parts]
+    files = [f for folder in folders for f in folder.rglob("*") if f.is_file()]
+    files = [f for f in files if not {"__pycache__", OF_PACKAGE.name} & {*f.parts}]
     assert {f.name if f.name in packed else f.suffix for f in files} <= packed
 
 
