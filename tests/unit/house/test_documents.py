@@ -28,7 +28,8 @@ LINK = re.compile(r"\]\(([^)#:]+)\)")
 def files() -> tuple[str, ...]:
     """Return the paths of all files of the repository, each once (links between folders are not followed)."""
     found = [p for f in FOLDERS for p in (ROOT / f).rglob("*") if p.is_file()]
-    return (*(str(p.relative_to(ROOT)) for p in found if not _is_linked(p)), *(p.name for p in (*ROOT.glob("*.md"), *ROOT.glob("*.py"))))
+    top = (p.name for p in ROOT.iterdir() if p.suffix in (".md", ".py"))
+    return (*(str(p.relative_to(ROOT)) for p in found if not _is_linked(p)), *top)
 
 
 def _is_linked(path: Path) -> bool:
