@@ -43,6 +43,7 @@ ONNX's reference evaluator and ONNX Runtime disagree in these cases:
 | GridSample, cubic, padding `border` | moves the coordinate inside | moves each neighbour inside, as torch | as torch |
 | Resize, `align_corners`, sizes that are rounded | divides by the size before | behind, as torch | as torch |
 | Resize: the size 30 * 0.7 | 20, the float being below 0.7 | 21, as ONNX's shape inference and torch | 21 |
+| Resize, nearest, the position 2 / 0.4 | 4, the float being above 0.4 | 5, as torch | 5 |
 | Resize of integers, linear | rounds half to even | truncates | rounds, and saturates |
 | Resize up to opset 10, nearest | no answer | up where the axis shrinks, else down | as ONNX Runtime |
 | AffineGrid, `align_corners`, a size of 1 | -1 | 1 | -1 |

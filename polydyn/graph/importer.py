@@ -22,6 +22,7 @@ from polydyn.graph.check import check_names, check_node, check_text
 from polydyn.graph.data_files import data_file
 from polydyn.graph.dtypes import PACKED, numpy_dtype, onnx_dtype, unpacked
 from polydyn.graph.inlining import Key, body_of, called, check_versions, functions_of, opsets_of
+from polydyn.graph.node_order import ordered_nodes
 from polydyn.graph.operators.registry import OnnxNode
 from polydyn.schedules.expr import Array
 
@@ -299,8 +300,8 @@ class _Reader:
         nodes: list[OnnxNode] = []
         declared: dict[str, ModelInput] = {}
         defined = {"", *outer, *constants, *(i.name for i in inputs)}
-        for position, n in enumerate(proto.node):
-            _check_inputs(n, position, defined, proto)
+        for position, n in ordered_nodes(proto):
+            _check_inputs(n, position, defined)
             name = self.name(n, position)
             part = self.part(n, name, defined)
             for o in filter(None, n.output):
@@ -452,36 +453,11 @@ UNNAMED = re.compile(r"\s*(\?+|\*+|-\d+|none|unk(nown)?([\W\d_].*)?)?\s*", re.IG
 """Names that exporters write for unnamed dims (tf2onnx: ``unk__12``). Each such axis has a separate size."""
 
 
-def _check_inputs(n: onnx.NodeProto, position: int, defined: set[str], proto: onnx.GraphProto) -> None:
+def _check_inputs(n: onnx.NodeProto, position: int, defined: set[str]) -> None:
     for x in n.input:
-        if x in defined:
-            continue
-        name = n.name or f"{n.op_type}_{position}"
-        later = next((m for m in proto.node[position:] if x in m.output), None)
-        if later is None:
+        if x not in defined:
+            name = n.name or f"{n.op_type}_{position}"
             raise ModelError(f"{x} is read but defined nowhere", node=name, tensor=x, remedy="export the model again")
-        cyclic = _reaches(proto, n, later)
-        raise ModelError(
-            f"{x} is read before it is computed" + (", in a cycle" if cyclic else ""), node=name, tensor=x,
-            rule="ONNX nodes are sorted topologically",
-            remedy="the model is cyclic: export it again" if cyclic else "sort the nodes and export again",
-        )  # fmt: skip
-
-
-def _reaches(proto: onnx.GraphProto, start: onnx.NodeProto, goal: onnx.NodeProto) -> bool:
-    """Check whether ``goal`` depends on a result of ``start``."""
-    if goal is start:
-        return True
-    results_by_input: dict[str, list[str]] = {}
-    for m in proto.node:
-        for x in m.input:
-            results_by_input.setdefault(x, []).extend(m.output)
-    reached, waiting = set(start.output), list(start.output)
-    while waiting:
-        new = [o for o in results_by_input.get(waiting.pop(), ()) if o not in reached]
-        reached.update(new)
-        waiting += new
-    return bool(reached & set(goal.input))
 
 
 def _constant(node: OnnxNode) -> Array:

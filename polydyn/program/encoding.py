@@ -143,7 +143,7 @@ class EncodedProgram:
     def _stage(self, stage: Manifest) -> None:
         in_c, part = is_in_c(stage), "part" in stage
         settings = stage.get("settings", {})
-        setting = int(bool(settings.get("center", settings.get("allowzero", settings.get("simplest")))))
+        setting = int(bool(settings.get("center", settings.get("allowzero"))))
         if in_c and stage.get("step") == "unique":
             axis = settings["axis"]
             setting = settings["sorted"] + 2 * (0 if axis is None else 1 + axis)

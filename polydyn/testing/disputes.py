@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from fractions import Fraction
 
 import numpy as np
 import onnx
@@ -17,6 +18,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from polydyn.graph import reference
 from polydyn.graph.expand import import_model
+from polydyn.graph.operators.resize import simplest
 from polydyn.testing.authorities import Array, Arrays, Refused, Runtime, difference, second_opinion
 
 POOLS = ("MaxPool", "AveragePool", "LpPool")
@@ -117,6 +119,11 @@ def open_question(node: onnx.NodeProto, arrays: Arrays) -> bool:
     if node.op_type in SUMS:  # integers that overflow wrap here; ONNX Runtime sums them in float64
         terms = np.abs(x.astype(np.float64)) ** (2 if node.op_type in ("ReduceSumSquare", "ReduceL2") else 1)
         return x.dtype.kind in "iu" and float(terms.sum()) > np.iinfo(x.dtype).max
+    if node.op_type == "Resize":  # the fraction that a scale represents, or its float32
+        scales = arrays.get(node.input[2], np.zeros(0)) if len(node.input) > 2 else np.zeros(0)
+        return given.get("mode", b"nearest") == b"nearest" and any(
+            simplest(s) != Fraction(s) for s in map(float, scales)
+        )
     if node.op_type == "GridSample":  # a coordinate that is not finite: as torch here, ONNX Runtime differs
         return not np.isfinite(arrays[node.input[1]].astype(np.float64)).all()
     if node.op_type in ("NegativeLogLikelihoodLoss", "SoftmaxCrossEntropyLoss"):  # the mean of nothing: NaN in torch

@@ -55,6 +55,20 @@ def test_pads_that_are_data_may_be_negative() -> None:
     np.testing.assert_array_equal(got, np.concatenate([x[:, 2:], x[:, 2:], x[:, 2:3]], 1))
 
 
+@pytest.mark.parametrize("scale", [0.4, 0.3, 0.7, 1.3])
+@pytest.mark.parametrize("given", ["constant", "data"])
+def test_nearest_elements_follow_from_the_fraction_that_a_scale_represents(scale: float, given: str) -> None:
+    """As in torch. The float32 of 0.4 is above it, so the exact quotient 2 / 0.4 is below 5."""
+    head = "(float[A] x, float[1] s) => (float[B] y)" + (f" <float[1] s = {{{scale}}}>" if given == "constant" else "")
+    resize = 'Resize <mode = "nearest", nearest_mode = "floor", coordinate_transformation_mode = "asymmetric">'
+    program = polydyn.compile(parsed(f"{head} {{ y = {resize} (x, , s) }}"), threads=1)
+    s = {} if given == "constant" else {"s": np.float32([scale])}
+    for n in (1, 4, 13, 317):
+        x = np.arange(n, dtype=np.float32)
+        want = np.arange(int(n * round(10 * scale)) // 10) * 10 // round(10 * scale)
+        np.testing.assert_array_equal(program.run({"x": x, **s})["y"], want)
+
+
 @pytest.mark.parametrize("mode", ["nearest", "linear"])
 def test_scales_that_are_data(mode: str) -> None:
     resize = f'y = Resize <mode = "{mode}"> (x, , s) }}'

@@ -131,33 +131,29 @@ def _sized(node: OnnxNode, shape: Shape, axes: list[int], dims: list[Dim]) -> li
 def _scaled(node: OnnxNode, ctx: Context, shape: Shape, axes: list[int], name: str) -> list[Axis]:
     """Return axes of given scales: constants, quotients of sizes, or data, which the host converts to fractions.
 
-    Sizes follow from the fraction that a float32 represents, such as 7/10, as in ONNX's shape inference and ONNX
-    Runtime. Positions follow from its exact value, as in ONNX's reference; up to opset 10, which has no reference, from
-    the fraction. If the last elements are aligned, the size is that of the result, as in torch and ONNX Runtime. ONNX's
-    reference uses the size before rounding.
+    Sizes and positions follow from the fraction that a float32 represents, such as 7/10, as in torch. ONNX Runtime
+    rounds positions to float32, which seldom differs. ONNX's reference divides positions by the float32's exact value:
+    ``nearest`` then reads other elements. If the last elements are aligned, the size is that of the result, as in
+    torch and ONNX Runtime. ONNX's reference uses the size before rounding.
     """
-    known, quotients, old = ctx.constant(name), ctx.elements(name), node.opset <= 10
+    known, quotients = ctx.constant(name), ctx.elements(name)
     if (count := product(ctx.tensor(name).shape).constant) != len(axes):
         raise ModelError(f"{count} scales for {len(axes)} axes", node=node.name, tensor=name)
     if known is None and quotients is None:
         names = [f"{what}{a}" for a in axes for what in ("scaled", "numerator", "denominator")]
-        data = ctx.ask("scales", (name,), names, [shape[a] for a in axes], {"simplest": int(old)})
+        data = ctx.ask("scales", (name,), names, [shape[a] for a in axes])
         parts = [data[3 * k : 3 * k + 3] for k in range(len(axes))]
         return [Axis(a, shape[a], size, top, low) for a, (size, top, low) in zip(axes, parts, strict=True)]
     out = []
     for k, a in enumerate(axes):
         if known is not None:
-            x = float(known.reshape(-1)[k])
-            of, by = (_pair(f) for f in (simplest(x), simplest(x) if old else Fraction(x)))
+            scale = simplest(float(known.reshape(-1)[k]))
+            top, bottom = Index.of(scale.numerator), Index.of(scale.denominator)
         else:
             q = quotients.reshape(-1)[k]  # type: ignore[union-attr]
-            of = by = (q, ONE) if isinstance(q, Index) else (q.top, Index.of(q.bottom))
-        out.append(Axis(a, shape[a], shape[a] * of[0] // of[1], *by))
+            top, bottom = (q, ONE) if isinstance(q, Index) else (q.top, Index.of(q.bottom))
+        out.append(Axis(a, shape[a], shape[a] * top // bottom, top, bottom))
     return out
-
-
-def _pair(x: Fraction) -> tuple[Dim, Dim]:
-    return Index.of(x.numerator), Index.of(x.denominator)
 
 
 def simplest(x: float) -> Fraction:

@@ -279,8 +279,7 @@ static int32_t pads(pd_sequence *s, const pd_stage *g) {
 }
 
 /* Computes every scaled size with the first convergent whose nearest float32 is the scale (`simplest` of
- * graph/operators/resize.py). Also stores the scale as a fraction: this convergent if `setting`, otherwise the exact
- * value of the float. */
+ * graph/operators/resize.py). Also stores this convergent as a fraction. */
 static int32_t scales(pd_sequence *s, const pd_stage *g) {
     const pd_held *t = &s->tensors[g->inputs[0]];
     for (int32_t k = 0; k < g->dim_count; k++) {
@@ -290,7 +289,6 @@ static int32_t scales(pd_sequence *s, const pd_stage *g) {
         int64_t n = (int64_t)ldexp(x, 48), d = INT64_C(1) << 48, top[] = {1, 0}, low[] = {0, 1};
         if (x >= 0x1p14f) n = (int64_t)ldexp(x, 24), d = INT64_C(1) << 24;
         while (n % 2 == 0 && d % 2 == 0) n /= 2, d /= 2;
-        const int64_t exact[] = {n, d};
         for (int64_t rest = 1; rest;) {
             int64_t a = n / d, p = a * top[0] + top[1], q = a * low[0] + low[1];
             top[1] = top[0], low[1] = low[0], top[0] = p, low[0] = q;
@@ -299,7 +297,7 @@ static int32_t scales(pd_sequence *s, const pd_stage *g) {
         }
         const int64_t *to = g->symbols + 3 * k;
         s->values[to[0]] = pd_floordiv(pd_value_of(g->dims[k], s->values) * top[0], low[0]);
-        s->values[to[1]] = g->setting ? top[0] : exact[0], s->values[to[2]] = g->setting ? low[0] : exact[1];
+        s->values[to[1]] = top[0], s->values[to[2]] = low[0];
     }
     return PD_OK;
 }
