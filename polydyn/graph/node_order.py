@@ -43,13 +43,13 @@ def ordered_nodes(proto: onnx.GraphProto) -> list[tuple[int, onnx.NodeProto]]:
 
 
 def names_read(n: onnx.NodeProto) -> Iterator[str]:
-    """Yield the names that a node and its bodies read, those that a body defines included."""
+    """Yield the names that a node reads, and those that its bodies read from outside of them."""
     yield from n.input
     for a in n.attribute:
         for body in (a.g, *a.graphs):
-            for inner in body.node:
-                yield from names_read(inner)
-            yield from (o.name for o in body.output)
+            inside = {x.name for x in (*body.input, *body.initializer)} | {o for m in body.node for o in m.output}
+            read = (*(x for m in body.node for x in names_read(m)), *(o.name for o in body.output))
+            yield from (x for x in read if x not in inside)
 
 
 def _cycle(n: onnx.NodeProto, position: int, needs: list[int], proto: onnx.GraphProto) -> ModelError:

@@ -2,6 +2,7 @@
 
 A sequence is a tuple of tensor names, or a stack (``sequence_stacks.py``) if a size is the number of its elements. A
 Loop over sequences is unrolled if its number of iterations is known; otherwise it may append to them, and read stacks.
+A SequenceMap over known elements is written once for each of them.
 Other uses stay, together with the nodes that compute what they read. They are then rejected by name like all other
 unsupported operators.
 """
@@ -211,16 +212,42 @@ def _unrolled(w: _Writer, n: OnnxNode) -> list[OnnxNode] | None:
     if iterations is None:
         return None
     body, carried, nodes = n.attributes["body"], n.inputs[2:], list[OnnxNode]()
+    turn, again = (i.name for i in body.inputs[:2])
     for k in range(iterations):
-        turn, again, *formals = (i.name for i in body.inputs)
-        inside = {*body.constants, turn, again, *(o for m in body.nodes for o in m.outputs if o)}
-        names = {x: f"{n.name}.{k}.{x}" for x in inside} | dict(zip(formals, carried, strict=True))
-        written = renamed(body, names)
-        w.constants |= {**written.constants, names[turn]: np.array(k, np.int64), names[again]: np.array(True)}
-        nodes += [replace(m, name=f"{m.name}.{k}") for m in written.nodes]
+        turns = (f"{n.name}.{k}.{turn}", f"{n.name}.{k}.{again}")
+        w.constants |= {turns[0]: np.array(k, np.int64), turns[1]: np.array(True)}
+        written = _copy_of_body(w, n, k, (*turns, *carried))
+        nodes += written.nodes
         carried = written.outputs[1:]
     named_results = [(x, o) for x, o in zip(carried, n.outputs, strict=False) if o]
     return nodes + [OnnxNode(f"{n.name}/{o}", "Identity", (x,), (o,), {}, OPSET) for x, o in named_results]
+
+
+def _copy_of_body(w: _Writer, n: OnnxNode, k: int, arguments: Iterable[str]) -> ImportedGraph:
+    """Return copy ``k`` of a body: its inputs are ``arguments``, and the names of its results are its own."""
+    body = n.attributes["body"]
+    inside = {*body.constants, *(o for m in body.nodes for o in m.outputs if o)}
+    formals = dict(zip((i.name for i in body.inputs), arguments, strict=True))
+    written = renamed(body, {x: f"{n.name}.{k}.{x}" for x in inside} | formals)
+    w.constants |= written.constants
+    return replace(written, nodes=tuple(replace(m, name=f"{m.name}.{k}") for m in written.nodes))
+
+
+def _mapped(w: _Writer, n: OnnxNode) -> list[OnnxNode] | None:
+    """Write the body of a SequenceMap once for each element. Returns None if it stays."""
+    known, body = w.elements.get(n.inputs[0]), n.attributes.get("body")
+    if known is None or not isinstance(body, ImportedGraph) or len(body.inputs) != len(n.inputs):
+        return None
+    if any(x in w.stacks or len(w.elements.get(x, known)) != len(known) for x in n.inputs):
+        return None
+    copies = [
+        _copy_of_body(w, n, k, [w.elements[x][k] if x in w.elements else x for x in n.inputs])
+        for k in range(len(known))
+    ]
+    for place, name in enumerate(n.outputs):
+        w.elements[name] = tuple(c.outputs[place] for c in copies)
+        w.dropped[name] = n
+    return [m for c in copies for m in c.nodes]
 
 
 def _appending(w: _Writer, n: OnnxNode, graph: ImportedGraph) -> OnnxNode:
@@ -254,9 +281,9 @@ def without_sequences(graph: ImportedGraph, stacks: Mapping[str, Stack] | None =
     w, todo = _Writer(dict(graph.constants), stacks=dict(stacks or {})), deque(graph.nodes)
     while todo:
         n = todo.popleft()
-        iterations = _unrolled(w, n)
-        if iterations is not None:
-            todo.extendleft(reversed(iterations))
+        copies = _mapped(w, n) if n.op == "SequenceMap" else _unrolled(w, n)
+        if copies is not None:
+            todo.extendleft(reversed(copies))
             continue
         n = _with_bodies(w, _appending(w, n, graph))
         rule = RULES.get(n.op)

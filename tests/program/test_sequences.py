@@ -135,6 +135,26 @@ def test_a_second_loop_reads_what_the_first_appended() -> None:
     check(model(nodes, 2, "y", {"zero": np.array(0)}), (3, 4), (1, 1), (9, 2))
 
 
+def test_a_body_is_mapped_over_known_elements() -> None:
+    """The body reads an element of each sequence, a tensor of the call, one from outside, and has a constant."""
+    values = [value(x, 1) for x in ("e", "f", "g")]
+    inner = [node("Mul", "e f", "p"), node("Add", "p g", "q"), node("Sub", "q x", "d"), node("Mul", "e half", "h")]
+    half = onnx.numpy_helper.from_array(np.float32(0.5), "half")
+    mapped = helper.make_graph(inner, "body", values, [value("d", 1), value("h", 1)], [half])
+    nodes = [
+        node("Exp", "x", "a"), node("SequenceConstruct", "a x", "s"), node("SequenceConstruct", "x a", "t"),
+        node("SequenceMap", "s t x", "u v", body=mapped), node("ConcatFromSequence", "u", "y", axis=0),
+        node("SequenceAt", "v last", "z"),
+    ]  # fmt: skip
+    proto = model(nodes, 2, "y z", {"last": np.array(-1)})
+    program = polydyn.compile(proto, threads=1)
+    for shape in ((3, 2), (1, 1), (5, 33)):
+        x = RNG.standard_normal(shape).astype(np.float32)
+        got = program.run({"x": x})
+        np.testing.assert_allclose(got["y"], np.concatenate([np.exp(x) * x] * 2), 1e-5, 1e-6)
+        np.testing.assert_allclose(got["z"], x / 2, 1e-6)
+
+
 @pytest.mark.parametrize("change", ["front", "length", "twice", "result"])
 def test_other_uses_of_a_sequence_in_a_loop_are_refused_by_name(change: str) -> None:
     step: dict[str, Nodes] = {

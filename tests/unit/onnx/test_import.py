@@ -25,7 +25,9 @@ def flat() -> onnx.ModelProto:
 
 
 def test_nodes_may_be_in_any_order() -> None:
-    branch = [helper.make_graph([helper.make_node("Neg", [x], [f"{x}_"])], x, [], [value(f"{x}_")]) for x in "ab"]
+    branch = [
+        helper.make_graph([node("Neg", x, "y"), node("Abs", "y", f"{x}_")], x, [], [value(f"{x}_")]) for x in "ab"
+    ]  # "y" inside of a branch is not the result of the If
     nodes = [
         helper.make_node("If", ["c"], ["y"], then_branch=branch[0], else_branch=branch[1]),
         node("Add", "a x", "b"), node("Exp", "x", "a"), node("ReduceMax", "x", "m", keepdims=0),
