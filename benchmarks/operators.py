@@ -49,7 +49,7 @@ ONNX's reference evaluator and ONNX Runtime disagree in these cases:
 | AffineGrid, `align_corners`, a size of 1 | -1 | 1 | -1 |
 | Pad, mode `wrap`, a negative side | no answer | cuts first, repeats what is left | as ONNX Runtime |
 | Slice, a negative step, the end INT32_MAX or INT64_MAX | the last element | the first element | as ONNX Runtime |
-| MaxUnpool with `output_shape`: its indices | count in the inferred shape | count in `output_shape` | as ONNX's reference |
+| MaxUnpool: indices, with `output_shape` | count in the inferred shape | in `output_shape` | as ONNX's reference |
 | a pool whose window is larger than its padded map | nothing is left | size 1, or nothing | rejected, as torch |
 | Concat of tensors without elements, of other sizes | rejected | these tensors are skipped | rejected |
 | ReduceMean over an axis of size 0 | NaN, as torch | 0 | NaN |
