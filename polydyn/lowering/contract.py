@@ -241,6 +241,9 @@ def _lower_implicit_gemm(
     floats = core.dtype == "float32" and not rounded
     plain = fill and width and bool(columns)
     strips = _lower_footprint(plan, group, flat, width, () if floats else kinds, shared) if plain else None
+    if isinstance(strips, Declined) and core.dtype == "int32" and all(k.steps < 4 for k in kinds):
+        # two steps in a word gain less than rows that are copied tap by tap lose
+        strips = _lower_footprint(plan, group, flat, width, (), shared)
     if isinstance(strips, ContractGroup):
         return strips
     lines = in_place(plan, flat) if plain and floats and _column_elements(core, roles) <= shared else None

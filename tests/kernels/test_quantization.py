@@ -236,6 +236,17 @@ def test_zero_points_along_the_reduction_are_refused() -> None:
         import_model(quantized_model([node("MatMulInteger", "a b za", "y")], inputs, ["y"]))
 
 
+@pytest.mark.parametrize("taps", [3, 5])
+def test_convolutions_of_bytes_copy_their_footprint_without_dot_products_of_bytes(taps: int) -> None:
+    """A copy of rows, tap by tap, takes longer than the products: 2.9 ms instead of 0.5 for 8 channels of 64x64."""
+    conv, image = node("ConvInteger", "a w za", "y", pads=[taps // 2] * 4), ("uint8", ["N", 8, "H", "W"])
+    constants = {"w": byte("int8", 8, 8, taps, taps), "za": byte("uint8")}
+    m = quantized_model([conv], {"a": image}, ["y"], **constants)
+    feeds = [{"a": byte("uint8", n, 8, h, w)} for n, h, w in ((1, 9, 7), (2, 1, 17), (0, 5, 5), (1, 6, 1))]
+    plan = same_as_reference(m, *feeds, target="cpu:avx2")
+    assert any("footprint copied" in note for kernel in plan.kernels for note in kernel.notes)
+
+
 LINEAR = "a sa za b sb zb sy zy"
 
 
