@@ -18,15 +18,17 @@ from polydyn.codegen.cpu.split import SplitKernel, SplitNest
 from polydyn.codegen.passes.prefetch import LINE
 from polydyn.lowering.alternatives import RowChoice
 from polydyn.schedules.errors import Declined, first_refusal
-from polydyn.schedules.index import Index, maximum, minimum
+from polydyn.schedules.index import Index, maximum, minimum, product
 from polydyn.schedules.model import Group
 
 SLICES = "slices"
 """The number of slices of a split reduction, a size of a launch."""
-SLICE_COUNTS = (2, 4, 8, 16, 32)
+SLICE_COUNTS = (2, 4, 8, 16, 32, 64, 128)
 """Search choices instead of the number that follows from the sizes. ``LEAST_SHARES`` is tried first."""
 MIN_SLICE_LINES = 8
 """Minimum cache lines of a row in a slice, if the steps are a constant: a shorter slice is mostly its own start."""
+MAX_PARTIAL_SUMS = 1 << 22
+"""Maximum number of partial sums (16 MiB). With more results there are fewer slices than the chosen number."""
 SplitBuilder: TypeAlias = SplitKernel | SplitNest
 NO_SIZES = Choices({}, {})
 
@@ -60,7 +62,7 @@ def in_tiles(prefix: str, kernel: ContractKernel, build: Callable[[str, int], Co
 
 def in_slices(group: Group, steps: Index, build: Callable[[str], SplitBuilder]) -> RowChoice | Declined:
     """Return the row of a split reduction; declined if its steps are too few for two slices. ``build``: maps a name."""
-    lines = steps.ceildiv(LINE)
+    lines, results = steps.ceildiv(LINE), product(e for _, e in group.statements[0].iters)
     limit = lines.constant
     counts = [n for n in SLICE_COUNTS if limit is None or limit >= n * MIN_SLICE_LINES]
     if not counts:
@@ -70,7 +72,7 @@ def in_slices(group: Group, steps: Index, build: Callable[[str], SplitBuilder]) 
     def launch(kernel: SplitBuilder, sizes: Mapping[str, int]) -> dict[str, Index]:
         if SLICES not in sizes:
             return dict(kernel.launch)
-        count = minimum(sizes[SLICES], maximum(1, lines))
+        count = maximum(1, minimum(sizes[SLICES], lines, MAX_PARTIAL_SUMS // maximum(1, results)))
         return replace(kernel.sharing, count=count).launch(_unsplit_launch(kernel))
 
     return RowChoice(group, "split", Choices({}, {SLICES: tuple(counts)}), lambda name, _: build(name), launch)
