@@ -3,10 +3,11 @@
     python -m benchmarks.row_spaces --list
     python -m benchmarks.row_spaces skinny pointwise --tiles 400 --passes 5
 
-A file ``NAME.csv.gz`` (``benchmarks.recorded_spaces``) is written to benchmarks/results/spaces for each space. Times are
-processor time of the one thread that runs the kernel, so other load on the machine counts little: the mean of launches
-of half a millisecond, the least of three, then the least of all passes. A pass measures all tiles at all sizes in an
-order of its own. The best tiles of each size are measured again in alternation, so that no lucky tile is the best.
+A file ``NAME.csv.gz`` (``benchmarks.recorded_spaces``) is written to benchmarks/results/spaces for each space. Times
+are processor time of the one thread that runs the kernel, so other load on the machine counts little: the mean of
+launches of half a millisecond, the least of three, then the least of all passes. A pass measures all tiles at all sizes
+in an order of its own. The best tiles of each size are measured again in alternation, so that no lucky tile is the
+best.
 """
 
 from __future__ import annotations
@@ -201,13 +202,15 @@ def head(problem: Problem, task: Task, count: int, every: int, passes: int, nois
     m, rows = record.machine(), ("", *task.rows.choices)
     parts = f"{count} of the {every} legal tiles, drawn at random" if count < every else f"all {every} tiles"
     sizes = ", ".join(f"{1 << k}: {row or task.rows.main or 'the only row'}" for k, row in enumerate(rows))
+    times = (
+        f"means of launches of {BLOCK_SECONDS * 1e3} ms, least of {BLOCKS}, least of {passes} passes in random orders"
+    )
     return [
         f"{problem.text}; {parts}",
-        f"processor: {m['processor']} (family {m['family']}), {cpu_target(TARGET).name}, 1 thread of {m['cores']} shared "
-        f"cores; compiler gcc {m['compiler']}; {time.strftime('%Y-%m-%d')}",
-        f"generated kernels of polydyn {record.commit()}, launched by its CPU bench; processor time of the thread; means "
-        f"of launches of {BLOCK_SECONDS * 1e3} ms, least of {BLOCKS}, least of {passes} passes in random orders; the best "
-        f"{BEST} of each column were measured {BEST_PASSES} times more",
+        f"processor: {m['processor']} (family {m['family']}), {cpu_target(TARGET).name}, 1 thread of {m['cores']} "
+        f"shared cores; compiler gcc {m['compiler']}; {time.strftime('%Y-%m-%d')}",
+        f"generated kernels of polydyn {record.commit()}, launched by its CPU bench; processor time of the thread; "
+        f"{times}; the best {BEST} of each column were measured {BEST_PASSES} times more",
         "median spread of the two least passes: " + " ".join(f"{n}={x:.1%}" for n, x in noise.items()),
         "columns: sizes of the tile (1 or 0: the row has no such size); rank: place in the order of the search; "
         "microseconds of a whole launch",
