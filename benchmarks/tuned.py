@@ -30,7 +30,7 @@ import onnx
 
 import polydyn
 from benchmarks import record
-from benchmarks.halves import medians
+from benchmarks.halves import times
 from polydyn.cli.parsing import sizes
 from polydyn.search.backbone import Tile
 from polydyn.search.outcomes import KIND, MIN_GAIN
@@ -61,8 +61,8 @@ def measure(path: str, target: str, args: argparse.Namespace) -> dict[str, Any] 
     rows = []
     for number, shape in enumerate(points):
         inputs = feeds(model, shape)
-        run = least_processor_ms if args.processor else medians
-        ms = run({n: partial(p.run, inputs) for n, p in programs.items()}, args.rounds)
+        runs = {n: partial(p.run, inputs) for n, p in programs.items()}
+        ms = (least_processor_ms if args.processor else medians)(runs, args.rounds)
         ratio = ms["default"] / ms["tuned"]
         rows.append({"shape": shape, "told": number % 2 == 0, "ms": ms, "ratio": ratio})
         print(
@@ -85,6 +85,11 @@ def chosen_rows(records: Path) -> dict[str, int]:
         notes = [json.loads(r.note) for r in opened.rows(kind=KIND)]
     kept = [{Tile(tuple((n, v) for n, v in c)).row for c, _ in note["tiles"]} for note in notes]
     return dict(sorted(Counter(row for rows in kept for row in rows if row).items()))
+
+
+def medians(runs: Mapping[str, Callable[[], Any]], rounds: int) -> dict[str, float]:
+    """Return the medians of alternating runs in milliseconds."""
+    return {name: median for name, (median, _) in times(runs, rounds).items()}
 
 
 def least_processor_ms(runs: Mapping[str, Callable[[], Any]], rounds: int) -> dict[str, float]:
