@@ -67,7 +67,7 @@ class Task(Generic[F]):
         if not self.place:
             return {str(e): shape[n] for n, e in self.extents.items() if e.is_symbol}
         extents = {x.name: self.extents[x.name] for x in self.backbone.loops if x.extent is None}
-        sizes = model_sizes({n: e.subs(self.place) for n, e in extents.items()}, shape)
+        sizes = model_sizes({n: e.subs(self.place) for n, e in extents.items()}, shape, self.place.values())
         return {n: e.evaluate(sizes) for n, e in self.place.items()}
 
     def bytes(self, array: str, params: Mapping[str, int], group: Group | None = None) -> int:
