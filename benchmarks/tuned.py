@@ -70,8 +70,8 @@ def measure(path: str, target: str, args: argparse.Namespace) -> dict[str, Any] 
         )
     gains = [g.gain for g in groups if g.gain is not None]
     return {
-        "model": Path(path).stem, "target": target, "threads": args.threads, "trials": args.trials,
-        "clock": "least processor time" if args.processor else "median", "tuning_s": seconds, "groups": len(groups),
+        "model": Path(path).stem, "machine": record.machine(), "target": target, "threads": args.threads,
+        "trials": args.trials, "clock": "least processor time" if args.processor else "median", "tuning_s": seconds, "groups": len(groups),
         "rows_chosen": rows_chosen, "not_tuned": sum(bool(g.declined) for g in groups),
         "default_kept": sum(x < MIN_GAIN for x in gains), "gains": gains, "rows": rows,
         "told": _mean([r["ratio"] for r in rows if r["told"]]),
@@ -124,7 +124,8 @@ def main() -> None:
     parser.add_argument("--no-measure", action="store_true")
     args = parser.parse_args()
     stored = record.RESULTS / f"{NAME}.json"
-    known = json.loads(stored.read_text())["models"] if stored.exists() else []
+    before = json.loads(stored.read_text()) if stored.exists() else {"models": []}
+    known = [{"machine": before["machine"], **r} for r in before["models"]]  # rows may be of several machines
     for model in args.models:
         for target in args.targets:
             row = measure(model, target, args)
