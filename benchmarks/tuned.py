@@ -71,8 +71,9 @@ def measure(path: str, target: str, args: argparse.Namespace) -> dict[str, Any] 
     gains = [g.gain for g in groups if g.gain is not None]
     return {
         "model": Path(path).stem, "machine": record.machine(), "target": target, "threads": args.threads,
-        "trials": args.trials, "clock": "least processor time" if args.processor else "median", "tuning_s": seconds, "groups": len(groups),
-        "rows_chosen": rows_chosen, "not_tuned": sum(bool(g.declined) for g in groups),
+        "trials": args.trials, "clock": "least processor time" if args.processor else "median",
+        "tuning_s": seconds, "groups": len(groups), "rows_chosen": rows_chosen,
+        "not_tuned": sum(bool(g.declined) for g in groups),
         "default_kept": sum(x < MIN_GAIN for x in gains), "gains": gains, "rows": rows,
         "told": _mean([r["ratio"] for r in rows if r["told"]]),
         "others": _mean([r["ratio"] for r in rows if not r["told"]]),
