@@ -5,8 +5,9 @@
 
 Regret is the best cost so far over the least cost of the space, minus 1, in per cent. With several sizes it is the mean
 over the sizes of the regret of the best explored tile at each size. The command prints the mean over the seeds and half
-of its 95 % interval after 16, 32, 64 and 128 trials, and how often regions changed. A replay depends only on the files
-and the seeds: no clock is in it. The exit status is 1 if a condition on the search does not hold (``unmet``).
+of its 95 % interval after 16, 32, 64 and 128 trials, the mean over the spaces and the worst space, and how often
+regions changed. A replay depends only on the files and the seeds: no clock is in it. The exit status is 1 if a
+condition on the search does not hold (``unmet``).
 """
 
 from __future__ import annotations
@@ -154,6 +155,19 @@ def table(replays: Sequence[Replayed]) -> str:
     return "\n".join(lines)
 
 
+def summary(replays: Sequence[Replayed]) -> str:
+    """Return the Markdown table of one search: the arithmetic mean of the regret over all spaces, and the worst one."""
+    lines = ["| method | " + " | ".join(f"{n} trials" for n in AT) + " |", "|" + "---|" * (len(AT) + 1)]
+    for method in METHODS:
+        cells = []
+        for trials in AT:
+            means = {r.space.name: r.mean(method, trials)[0] for r in replays}
+            worst = max(means, key=lambda n: means[n])
+            cells.append(f"{sum(means.values()) / len(means):.2f}, {means[worst]:.2f} ({worst})")
+        lines.append(f"| {method} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
 def changes_table(replays: Sequence[Replayed]) -> str:
     """Return the Markdown table of the changes of regions per run."""
     title = f"changes per run of {JUDGED_TRIALS} trials"
@@ -182,7 +196,9 @@ def main() -> int:
     searches = [(s, name, costs) for s in read_spaces(options.paths) for name, costs in s.tables().items()]
     done = [replay(*x, options.seeds) for x in track(searches, description="replaying", transient=True)]
     for name in dict.fromkeys(r.search for r in done):
-        print(f"\nregret in per cent, {options.seeds} seeds\n\n{table([r for r in done if r.search == name])}")
+        some = [r for r in done if r.search == name]
+        print(f"\nregret in per cent, {options.seeds} seeds\n\n{table(some)}")
+        print(f"\n{name}: arithmetic mean over the spaces, and the worst space\n\n{summary(some)}")
     print(f"\n{changes_table(done)}")
     whole = options.seeds >= 50 and options.paths == [SPACES, TABLE]
     record.save(

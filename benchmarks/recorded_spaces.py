@@ -1,8 +1,9 @@
 """Recorded search spaces as points, costs and an analytical order, from the two kinds of files that hold them.
 
-``*.csv.gz``: one space per file. Lines that begin with ``#`` describe the machine and the problem. The columns before
-``rank`` are the sizes of a tile; ``rank`` is its position in the analytical order. The columns after it are costs:
-``sat`` on the tile's own saturating instance, the others for full launches at one size each.
+``*.csv.gz``: one space per file; ``benchmarks.row_spaces`` writes those with several rows of a table. Lines that begin
+with ``#`` describe the machine and the problem. The columns before ``rank`` are the sizes of a tile; ``rank`` is its
+position in the analytical order. The columns after it are costs: ``sat`` on the tile's own saturating instance, the
+others for full launches at one size each.
 ``*.json.gz``: several spaces with one cost per tile, written by ``benchmarks.spaces``.
 """
 
@@ -25,7 +26,10 @@ Matrix = npt.NDArray[np.float64]
 SPACES = record.RESULTS / "spaces"
 TABLE = record.RESULTS / "spaces_1t.json.gz"
 SATURATING = "sat"
-SINGLE_COST = {"few": "M4", "conv": "P784", "window": "P28", "attention": "L128"}
+SINGLE_COST = {
+    "few": "M4", "conv": "P784", "window": "P28", "attention": "L128",
+    "skinny": "M4", "pointwise": "P196", "tiles": "L256", "sums": "R8", "columns": "C64",
+}  # fmt: skip
 """The cost that is searched alone, by name of a space; elsewhere the saturating instance, or the last column."""
 
 

@@ -124,9 +124,9 @@ def _launches(plan: FusionPlan, p: PlacedGroup, buffers: Mapping[str, Buffer]) -
         (then,), first.elements * minimum(1, adds), adds, label=f"{space.name}, added", kind="shares", flops=adds,
         writes=p.written, reads=(*p.read, space.name),
     )  # fmt: skip
-    first = replace(
-        first, candidates=tuple(replace(c, after=()) for c in first.candidates), writes=(*p.written, space.name)
-    )
+    first = replace(first, candidates=tuple(replace(c, after=()) for c in first.candidates))
+    results = (n for n in p.written if n in first.buffers)  # a decision of a search may name the split kernel alone
+    first = replace(first, writes=(*results, space.name))
     return tuple(replace(x, bytes=_bytes(x, buffers)) for x in (first, last))
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Generic, Protocol, TypeAlias, TypeVar
@@ -12,6 +12,7 @@ from polydyn.codegen.cpu.attention import AttentionKernel
 from polydyn.codegen.cpu.decoding import FEW_ROWS, DecodingKernel
 from polydyn.codegen.cpu.dot import COLUMNS, LEAST_ROWS, LEAST_STEPS, DotKernel
 from polydyn.codegen.cpu.matrix import MatrixKernel
+from polydyn.codegen.cpu.plan import REDUCTION_BLOCK, ContractTuple
 from polydyn.codegen.cpu.product import ContractKernel
 from polydyn.codegen.cpu.rows import NestKernel
 from polydyn.codegen.cpu.shares import FEW_TILES, split_refusal
@@ -20,10 +21,11 @@ from polydyn.codegen.cpu.target import CpuTarget
 from polydyn.codegen.cpu.turned import TurnedWindowKernel
 from polydyn.codegen.cpu.windows import Axes, WindowKernel, window_axes, window_extra_cost
 from polydyn.codegen.kernel import Kernel
-from polydyn.lowering.alternatives import Offer, Serves
+from polydyn.lowering.alternatives import Offer, RowChoice, Rows, Serves, rows_of
 from polydyn.lowering.contract import ContractGroup, transpose_cost
 from polydyn.lowering.group import LoweredGroup
 from polydyn.lowering.place import RecordTileChooser
+from polydyn.lowering.row_choices import in_slices, in_tiles, slices_refusal, with_sizes, without_sizes
 from polydyn.schedules.decision import Decision
 from polydyn.schedules.errors import Declined
 from polydyn.schedules.index import Index, maximum, minimum
@@ -49,11 +51,17 @@ K = TypeVar("K", ContractKernel, SizedKernel)
 
 @dataclass(frozen=True)
 class TunedBuilders(Generic[K]):
-    """Tuned forms of one group, before they are proven and built: a builder and a launch for each option."""
+    """Tuned forms of one group, before they are proven and built: a builder and a launch for each option.
+
+    ``groups``: groups of kernels that differ from the group that was tuned, by name. ``rows``: whether the search
+    compared the rows of the group's table, and its decision replaces them.
+    """
 
     options: tuple[tuple[K, dict[str, Index]], ...]
     decision: Decision
     reasons: tuple[str, ...] = ()
+    groups: Mapping[str, Group] = field(default_factory=dict)
+    rows: bool = False
 
     def offer(self) -> Offer:
         """Offer the kernels that a search chose, each built once."""
@@ -70,20 +78,29 @@ class TunedBuilders(Generic[K]):
 class Tuner(RecordTileChooser, Protocol):
     """Chooses sizes of kernels from measurements, such as ``polydyn.search.outcomes.ChosenByRecords``."""
 
-    def builders(self, key: str, form: ContractGroup) -> TunedBuilders[ContractKernel] | None:
-        """Return the tuned forms of a product whose roles are solved, or None without a record."""
+    def builders(self, key: str, form: ContractGroup, rows: Rows) -> TunedBuilders[ContractKernel] | None:
+        """Return the tuned forms of a product whose roles are solved, or None without a record. ``rows``: the rows of
+        its table that a search may have chosen.
+        """
 
     def untuned(self, key: str, reason: str) -> None:
         """Note that the kernel of a group has no tuned sizes."""
 
-    def sized(self, key: str, kernel: SizedKernel) -> TunedBuilders[SizedKernel] | None:
-        """Return the tuned forms of another kernel, or None without a record."""
+    def sized(self, key: str, kernel: SizedKernel, rows: Rows) -> TunedBuilders[SizedKernel] | None:
+        """Return the tuned forms of another kernel, or None without a record. ``rows``: as for ``builders``."""
 
 
-def sized_offer(kernel: SizedKernel, key: str, tuner: Tuner | None, build: Callable[[], Kernel]) -> Offer:
-    """Offer the kernels that a search chose for ``kernel``, or the one that ``build`` makes, for every size."""
-    tuned = tuner.sized(key, kernel) if tuner else None
+def sized_offer(tuned: TunedBuilders[SizedKernel] | None, build: Callable[[], Kernel]) -> Offer:
+    """Offer the kernels that a search chose, or the one that ``build`` makes, for every size."""
     return Offer(lambda: (build(),)) if tuned is None else tuned.offer()
+
+
+class RowsKernel(NestKernel):
+    """A kernel of rows or vectors, which may process rows in pairs."""
+
+    def resized(self, name: str, built: Mapping[str, int]) -> RowsKernel:
+        """Return the kernel under another name; it has no build-time sizes."""
+        return RowsKernel(name, self.group, self.prefix, self.phases, self.target, paired=True)
 
 
 @dataclass(frozen=True)
@@ -117,12 +134,27 @@ class ProductForms:
         form, build = self.form, DotKernel if self.form.dot else ContractKernel
         return build(self.name, self.group, self.roles, self.target, form.packed, None, form.fill, form.footprint)
 
+    @property
+    def alternatives(self) -> Rows:
+        """The rows that a search may choose beside register tiles."""
+        return rows_of(PRODUCTS, self, TILES)
+
+    @cached_property
+    def tuned(self) -> TunedBuilders[ContractKernel] | None:
+        """The kernels that a search chose, or None without a record."""
+        if self.tuner is None or self.form.dot:
+            return None
+        tuned = self.tuner.builders(self.key, replace(self.form, roles=self.roles), self.alternatives)
+        self.groups.update(tuned.groups if tuned else {})
+        return tuned
+
+    @property
+    def searched(self) -> Offer | None:
+        """The offer of a search that compared the rows of the table, or None."""
+        return self.tuned.offer() if self.tuned and self.tuned.rows else None
+
     def _named(self, prefix: str) -> str:
         return f"{prefix}_{self.key[:12]}"
-
-    def _untuned(self, reason: str) -> None:
-        if self.tuner:
-            self.tuner.untuned(self.key, reason)
 
     def decoding(self) -> Offer | Declined:
         """Offer the kernel that decodes weights in registers, for few rows, or if rows are bytes for any number."""
@@ -132,7 +164,6 @@ class ProductForms:
             self._named("few"), self.group, self.roles, self.target, self.form.packed, None, self.form.fill
         )
         if few.product.in_bytes:
-            self._untuned(DECODED_IN_REGISTERS)
             return Offer(lambda: (few.build(),))
         reason = f"up to {FEW_ROWS} rows: weights decoded in registers"
         return Offer(lambda: (few.build(),), Serves(few.product.rows, FEW_ROWS), reasons=(reason,))
@@ -143,12 +174,17 @@ class ProductForms:
             return Declined("its rows are copied" if self.form.fill else "its only kernel is of this kind")
         if refusal := DotKernel.refusal(self.group, self.roles):
             return refusal
-        dot = DotKernel(self._named("dot"), self.group, self.roles, self.target, self.form.packed)
+
+        def build(name: str) -> DotKernel:
+            return DotKernel(name, self.group, self.roles, self.target, self.form.packed)
+
+        dot = build(self._named("dot"))
         x = dot.product
         rows = minimum(LEAST_ROWS - x.rows, x.columns - 1)  # one column needs no packing
         extra_cost = maximum(x.columns - COLUMNS, LEAST_STEPS - x.steps, rows)
         reason = f"up to {COLUMNS} columns: vectors along the reduction"
-        return Offer(lambda: (dot.build(),), Serves(extra_cost), reasons=(reason,))
+        choice = without_sizes("dot", self.group, build)
+        return Offer(lambda: (dot.build(),), Serves(extra_cost), reasons=(reason,), choice=lambda: choice)
 
     def matrix_unit(self) -> Offer | Declined:
         """Offer the AMX kernel for any number of rows. A tile with fewer rows takes less time."""
@@ -158,7 +194,6 @@ class ProductForms:
         matrix = MatrixKernel(
             self._named("matrix"), x.group, x.roles, x.target, self.form.packed, None, self.form.fill, x.footprint
         )  # fmt: skip
-        self._untuned(ON_MATRIX_UNIT)
         return Offer(lambda: (matrix.build(),), reasons=(AMX_REASON,))
 
     def window(self) -> Offer | Declined:
@@ -170,18 +205,23 @@ class ProductForms:
         axes = window_axes(group, schedule.band, self.target.width, self.target.core.sums)
         if isinstance(axes, Declined):
             return axes
-        extra_cost = window_extra_cost(self.kernel, group, axes)
-        if isinstance(extra_cost, Declined):
-            return extra_cost
-        if (extra_cost.constant or 0) > 0:
-            return Declined("vectors along channels need fewer operations")
-        built = window_kernel(self._named("window"), group, axes, schedule, self.target).build_vectors()
+        builder = window_kernel(self._named("window"), group, axes, schedule, self.target)
+
+        def choice() -> RowChoice | Declined:
+            built = builder.build_vectors()
+            return built if isinstance(built, Declined) else with_sizes("window", builder)
+
+        cost = window_extra_cost(self.kernel, group, axes)
+        against = cost.reason if isinstance(cost, Declined) else "vectors along channels need fewer operations"
+        if isinstance(cost, Declined) or (cost.constant or 0) > 0:
+            return Offer(lambda: (builder.build(),), choice=choice, against=against)
+        built = builder.build_vectors()
         if isinstance(built, Declined):
             return built
         kernel: Kernel = built
         self.groups[kernel.name] = group
-        where = Serves(extra_cost) if extra_cost.constant is None else None
-        return Offer(lambda: (kernel,), where, reasons=(WINDOW_REASON,))
+        where = Serves(cost) if cost.constant is None else None
+        return Offer(lambda: (kernel,), where, reasons=(WINDOW_REASON,), choice=lambda: with_sizes("window", builder))
 
     def transposed(self) -> Offer | Declined:
         """Offer the transposed kernel, for columns that would leave much of their vectors empty. The number of rows is
@@ -194,31 +234,47 @@ class ProductForms:
         roles = Solver(group).contract(form.roles)
         kernel = ContractKernel(self._named("turned"), group, roles, self.target, form.packed)
         self.groups[kernel.name] = group
-        x = kernel.product
+        x, plan = kernel.product, kernel.plan
+        heights = {v: r for r, v in self.target.tiles} | {plan.vectors: plan.rows}
+
+        def build(name: str, vectors: int) -> ContractKernel:
+            tile = ContractTuple(heights[vectors], vectors, int(plan.block.constant or REDUCTION_BLOCK), plan.unroll)
+            return ContractKernel(name, group, roles, self.target, form.packed, tile)
+
         extra_cost = transpose_cost(x.columns, x.rows, self.target.width)
         reason = "vectors along the columns would be too empty: they are rows"
-        return Offer(lambda: (kernel.build(),), Serves(extra_cost), reasons=(reason,))
+        choice = in_tiles("turned", kernel, build)
+        return Offer(lambda: (kernel.build(),), Serves(extra_cost), reasons=(reason,), choice=lambda: choice)
 
     def split(self) -> Offer | Declined:
         """Offer the split-K kernel, for few results of a long reduction, and the kernel that adds its partial sums."""
-        if refusal := split_refusal(self.kernel.product, self.kernel.plan):
+        if refusal := slices_refusal(self.kernel):
             return refusal
-        build = SplitDot if self.form.dot else SplitKernel
-        split = build(self._named("split"), self.group, self.form.roles, self.target, self.form.packed)
-        return split_offer(split)
+        kind = SplitDot if self.form.dot else SplitKernel
+
+        def build(name: str) -> SplitKernel:
+            return kind(name, self.group, self.form.roles, self.target, self.form.packed)
+
+        x = self.kernel.product
+        against = split_refusal(x, self.kernel.plan)
+        return split_offer(build(self._named("split")), lambda: in_slices(self.group, x.steps, build), against)
 
     def register_tiles(self) -> Offer | Declined:
         """Offer the default kernel, or those that a search chose."""
-        form = replace(self.form, roles=self.roles)
-        tuned = self.tuner.builders(self.key, form) if self.tuner and not form.dot else None
-        return Offer(lambda: (self.kernel.build(),)) if tuned is None else tuned.offer()
+        return Offer(lambda: (self.kernel.build(),)) if self.tuned is None else self.tuned.offer()
 
 
-def split_offer(split: SplitKernel | SplitNest) -> Offer:
-    """Offer the kernel of a split reduction where it has slices."""
-    return Offer(lambda: (split.build(),), Serves(split.count, 0, above=True), reasons=(SPLIT_REASON,))
+def split_offer(
+    split: SplitKernel | SplitNest, choice: Callable[[], RowChoice | Declined], against: Declined | None
+) -> Offer:
+    """Offer the kernel of a split reduction where it has slices. ``against``: why it has none at any default size."""
+    where = None if against else Serves(split.count, 0, above=True)
+    reason = against.reason if against else ""
+    return Offer(lambda: (split.build(),), where, reasons=(SPLIT_REASON,), choice=choice, against=reason)
 
 
+TILES, WINDOW, ROWS = "register tiles", "window", "rows"
+"""Rows whose sizes are searched whether their table has other rows or not."""
 PRODUCTS: tuple[Alternative[ProductForms, Offer], ...] = (
     Alternative("decoding in registers", ProductForms.decoding),
     Alternative("vectors along the reduction", ProductForms.lanes_of_steps),
@@ -226,7 +282,7 @@ PRODUCTS: tuple[Alternative[ProductForms, Offer], ...] = (
     Alternative("window", ProductForms.window),
     Alternative("transposed product", ProductForms.transposed),
     Alternative("split reduction", ProductForms.split),
-    Alternative("register tiles", ProductForms.register_tiles),
+    Alternative(TILES, ProductForms.register_tiles),
 )
 """The kernels of a product."""
 
@@ -235,7 +291,7 @@ PRODUCTS: tuple[Alternative[ProductForms, Offer], ...] = (
 class NestForms:
     """A group other than a product, whose kernels are chosen.
 
-    ``groups``, ``sized``: tables of the builder (``KernelBuilder``). Rows add to them.
+    ``groups``: a table of the builder (``KernelBuilder``). Rows add to it.
     """
 
     form: LoweredGroup
@@ -243,12 +299,43 @@ class NestForms:
     target: CpuTarget
     tuner: Tuner | None
     groups: dict[str, Group]
-    sized: dict[str, SizedKernel] = field(default_factory=dict)
 
     @property
     def group(self) -> Group:
         """The computation."""
         return self.form.group
+
+    @property
+    def main(self) -> str:
+        """The row whose sizes are searched: the window, or without one the kernel of rows or vectors."""
+        return ROWS if isinstance(self._window, Declined) else WINDOW
+
+    @property
+    def source(self) -> WindowKernel | RowsKernel:
+        """The kernel of ``main`` with its default sizes."""
+        return self._rows if isinstance(self._window, Declined) else self._window[0]
+
+    @property
+    def alternatives(self) -> Rows:
+        """The rows that a search may choose beside ``main``."""
+        return rows_of(NESTS, self, self.main)
+
+    @cached_property
+    def tuned(self) -> TunedBuilders[SizedKernel] | None:
+        """The kernels that a search chose, or None without a record."""
+        tuned = self.tuner.sized(self.key, self.source, self.alternatives) if self.tuner else None
+        self.groups.update(tuned.groups if tuned else {})
+        return tuned
+
+    @property
+    def searched(self) -> Offer | None:
+        """The offer of a search that compared the rows of the table, or None."""
+        return self.tuned.offer() if self.tuned and self.tuned.rows else None
+
+    @cached_property
+    def _rows(self) -> RowsKernel:
+        band, phases = self.schedule.band, self.schedule.phases
+        return RowsKernel(f"nest_{self.key[:12]}", self.group, band, phases, self.target, paired=True)
 
     @cached_property
     def schedule(self) -> NestSchedule:
@@ -272,49 +359,58 @@ class NestForms:
         form = self.form.blocked
         if form is None:
             return Declined("it is not a float32 window over planes of pixels with constant weights")
-        kernel = TurnedWindowKernel(f"turned_{self.key[:12]}", form.group, form.pixels, self.target)
-        cost = kernel.extra_cost
+        group, pixels = form.group, form.pixels
+
+        def build(name: str) -> TurnedWindowKernel:
+            return TurnedWindowKernel(name, group, pixels, self.target)
+
+        kernel = build(f"turned_{self.key[:12]}")
+        cost, choice = kernel.extra_cost, lambda: without_sizes("turned", group, build)
         if cost.constant is not None and cost.constant > 0:
-            return Declined("vectors along lines of pixels need fewer operations, or the planes exceed the cache")
-        self.groups[kernel.name] = form.group
+            against = "vectors along lines of pixels need fewer operations, or the planes exceed the cache"
+            return Offer(lambda: (kernel.build(),), choice=choice, against=against)
+        self.groups[kernel.name] = group
         if cost.constant is not None:
-            return Offer(lambda: (kernel.build(),))
+            return Offer(lambda: (kernel.build(),), choice=choice)
         reason = "vectors along lines would be too empty: planes lie in lanes"
-        return Offer(lambda: (kernel.build(),), Serves(cost), reasons=(reason,))
+        return Offer(lambda: (kernel.build(),), Serves(cost), reasons=(reason,), choice=choice)
 
     def window(self) -> Offer | Declined:
         """Offer the window kernel in register tiles."""
         if isinstance(self._window, Declined):
             return self._window
-        kernel, built = self._window
-        self.sized[self.key] = kernel
-        return sized_offer(kernel, self.key, self.tuner, lambda: built)
+        _, built = self._window
+        return sized_offer(self.tuned, lambda: built)
 
     def split(self) -> Offer | Declined:
         """Offer the kernel of a split reduction, for few results, and the kernel that adds its partial sums."""
         if refusal := SplitNest.refusal(self.group, self.schedule.band):
             return refusal
-        split = SplitNest(f"split_{self.key[:12]}", self.group, self.schedule.band, self.target)
-        return split.useless or split_offer(split)
+
+        def build(name: str) -> SplitNest:
+            return SplitNest(name, self.group, self.schedule.band, self.target)
+
+        split = build(f"split_{self.key[:12]}")
+        steps = split.extents[split.steps_of]
+        return split_offer(split, lambda: in_slices(self.group, steps, build), split.useless)
 
     def rows(self) -> Offer | Declined:
         """Offer the kernel of rows or vectors of any group."""
-        band, phases = self.schedule.band, self.schedule.phases
-        kernel = NestKernel(f"nest_{self.key[:12]}", self.group, band, phases, self.target, paired=True)
-        self.sized[self.key] = kernel
+        if self.main != ROWS:
+            return Offer(lambda: (self._rows.build(),), choice=lambda: with_sizes("nest", self._rows))
 
         def build() -> Kernel:
-            built = kernel.build()
+            built = self._rows.build()
             return replace(built, notes=(*built.notes, *self.schedule.notes))
 
-        return sized_offer(kernel, self.key, self.tuner, build)
+        return sized_offer(self.tuned, build)
 
 
 NESTS: tuple[Alternative[NestForms, Offer], ...] = (
     Alternative("window of planes in lanes", NestForms.planes_in_lanes),
-    Alternative("window", NestForms.window),
+    Alternative(WINDOW, NestForms.window),
     Alternative("split reduction", NestForms.split),
-    Alternative("rows", NestForms.rows),
+    Alternative(ROWS, NestForms.rows),
 )
 """The kernels of a group other than a product."""
 

@@ -12,11 +12,12 @@ from polydyn.codegen.cpu.serial import SerialKernel
 from polydyn.codegen.cpu.target import CpuTarget
 from polydyn.fusion.plan import FusedGroup, FusionPlan
 from polydyn.lowering import alternatives
+from polydyn.lowering.alternatives import Rows
 from polydyn.lowering.argsort import ArgSortGroup, lower_argsort
 from polydyn.lowering.attention import AttentionGroup, lower_attention
 from polydyn.lowering.blocked_window import with_blocked_form
 from polydyn.lowering.contract import ContractGroup, lower_contract
-from polydyn.lowering.cpu_tables import NESTS, PRODUCTS, NestForms, ProductForms, SizedKernel, Tuner, sized_offer
+from polydyn.lowering.cpu_tables import NESTS, PRODUCTS, NestForms, ProductForms, Tuner, sized_offer
 from polydyn.lowering.flatten import CPU_DTYPES
 from polydyn.lowering.group import LoweredGroup
 from polydyn.lowering.handmade import Fitting, Handmade, written_by_hand, written_kernel
@@ -44,8 +45,8 @@ class KernelBuilder(Builder):
     """Schedules, proves and builds each distinct kernel once.
 
     ``forms``: the form that each group was built from, by key. ``groups``: groups of kernels that differ from the group
-    of their site, by name. ``products``: whether each float32 product rounds its operands, by output. ``sized``: the
-    builders of kernels whose sizes a search may choose, by key.
+    of their site, by name. ``products``: whether each float32 product rounds its operands, by output. ``sized``: groups
+    other than products whose kernels a search may choose, by key.
     """
 
     dtypes, device = CPU_DTYPES, "CPU"
@@ -60,7 +61,7 @@ class KernelBuilder(Builder):
         self.forms: dict[str, Form] = {}
         self.groups: dict[str, Group] = {}
         self.attentions: dict[str, AttentionKernel] = {}
-        self.sized: dict[str, SizedKernel] = {}
+        self.sized: dict[str, NestForms | AttentionKernel] = {}
         self.products: dict[str, bool] = {}
 
     def build_group(self, group: FusedGroup) -> PlacedGroup:
@@ -161,10 +162,10 @@ class KernelBuilder(Builder):
         key, name = place.key, _name(form, place.key)
         if isinstance(form, ContractGroup):
             product = ProductForms(form, key, name, self.target, self.tuner, self.groups)
-            return alternatives.place(PRODUCTS, product, place)
+            return alternatives.place(PRODUCTS, product, place, product.searched)
         if isinstance(form, LoweredGroup):
-            nest = NestForms(form, key, self.target, self.tuner, self.groups, self.sized)
-            return alternatives.place(NESTS, nest, place)
+            nest = self.sized[key] = NestForms(form, key, self.target, self.tuner, self.groups)
+            return alternatives.place(NESTS, nest, place, nest.searched)
         if isinstance(form, ArgSortGroup):
             order = OrderKernel(
                 name, form.lowered.group, form.band, form.count, form.stride, form.positions, form.step, form.largest,
@@ -174,7 +175,7 @@ class KernelBuilder(Builder):
             serial = SerialKernel(name, form.lowered.group, form.band, form.tiled, form.conditions, self.target)
             return replace(place, kernels=(serial.build(),))
         kernel = self.sized[key] = self._attention(form, key)
-        offer = sized_offer(kernel, key, self.tuner, kernel.build)
+        offer = sized_offer(self.tuner.sized(key, kernel, Rows()) if self.tuner else None, kernel.build)
         return replace(place, kernels=offer.build(), decision=offer.decision, reasons=offer.reasons)
 
     def _attention(self, form: AttentionGroup, key: str) -> AttentionKernel:

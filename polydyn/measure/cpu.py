@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from polydyn.backends import Options
@@ -11,8 +12,10 @@ from polydyn.errors import Declined
 from polydyn.graph.expand import import_model
 from polydyn.graph.importer import ModelLike
 from polydyn.graph.ir import Graph
+from polydyn.lowering.alternatives import Rows
 from polydyn.lowering.argsort import ArgSortGroup
 from polydyn.lowering.contract import ContractGroup
+from polydyn.lowering.cpu_tables import NestForms, ProductForms
 from polydyn.lowering.place import PlacedGroup
 from polydyn.lowering.place_cpu import KernelBuilder
 from polydyn.lowering.serial import SerialGroup
@@ -29,7 +32,7 @@ from polydyn.search.outcomes import Search, outcome
 from polydyn.search.records import Record
 from polydyn.search.sized import search_sizes
 from polydyn.search.strategies import Tuned
-from polydyn.search.tasks.cpu import DEFAULT, C, CpuTask, Task, placed_task, task_of
+from polydyn.search.tasks.cpu import DEFAULT, C, CpuTask, placed_task, task_of
 from polydyn.search.tasks.sized import SERIAL, SizedTask, sized_task
 from polydyn.shapes.sizes import Dims
 
@@ -60,15 +63,24 @@ def placed_builder(
 def products(builder: KernelBuilder, processor: CpuTarget, target: str) -> dict[str, PlacedTask[CpuTask] | Declined]:
     """Return the products by label, or the reason why a product is not tuned."""
     forms = {key: form for key, form in builder.forms.items() if isinstance(form, ContractGroup)}
-    return dict(_placed(task_of(key, form, processor, target), builder.placed[key]) for key, form in forms.items())
+    tasks = {key: task_of(key, form, processor, target, _rows(key, form, processor)) for key, form in forms.items()}
+    return dict(_placed(task, builder.placed[key]) for key, task in tasks.items())
+
+
+def _rows(key: str, form: ContractGroup, processor: CpuTarget) -> Rows:
+    """Return the rows of a product's table that a search compares with register tiles."""
+    return Rows() if form.dot else ProductForms(form, key, f"contract_{key[:12]}", processor, None, {}).alternatives
 
 
 def other_groups(builder: KernelBuilder, target: str) -> dict[str, PlacedTask[SizedTask] | Declined]:
     """Return the groups that are not products, by label, or the reason why a group is not tuned."""
-    tasks = {key: sized_task(key, kernel, target) for key, kernel in builder.sized.items()}
+    every = {
+        key: (x.source, x.alternatives) if isinstance(x, NestForms) else (x, Rows()) for key, x in builder.sized.items()
+    }
+    tasks = {key: sized_task(key, kernel, target, rows) for key, (kernel, rows) in every.items()}
     serial = [key for key, form in builder.forms.items() if isinstance(form, (SerialGroup, ArgSortGroup))]
-    every = tasks | {key: Declined(SERIAL) for key in serial}
-    return dict(_placed(task, builder.placed[key]) for key, task in every.items())
+    others = tasks | {key: Declined(SERIAL) for key in serial}
+    return dict(_placed(task, builder.placed[key]) for key, task in others.items())
 
 
 def _placed(task: C | Declined, place: PlacedGroup) -> tuple[str, PlacedTask[C] | Declined]:
@@ -108,22 +120,26 @@ class CpuTuningBackend(TuningBackend[Any]):
             )  # fmt: skip
         else:
             bench = CpuBench(task, self.hardware, self.workers)
+            problem = replace(problem, rows=task.row_tiles)
             tuned = settings.tuned(problem, self.hardware, bench)
+        rows = task.rows.names if settings.strategy.finals or isinstance(task, SizedTask) else ()
         compared = settings.strategy.finals or isinstance(task, SizedTask)
-        search = outcome(tuned, self.hardware, self._gain(task, tuned, bench, settings) if compared else None)
+        gain = self._gain(task, tuned, bench, settings) if compared else None
+        search = outcome(tuned, self.hardware, gain, rows)
         return search, len({t.compile for t in search.tiles}), bench.measured
 
-    def _gain(self, task: Task[Any], tuned: Tuned, bench: Bench, settings: SearchSettings) -> float | None:
+    def _gain(self, task: CpuTask | SizedTask, tuned: Tuned, bench: Bench, settings: SearchSettings) -> float | None:
         """Return the gain of the selected tiles over the default kernel. It is measured once and then recorded."""
         tiles = [[k.tile.compile, k.tile.launch] for k in tuned.kernels]
         shapes = [sorted(s.items()) for s in tuned.instances]
-        note = canonical({"tiles": tiles, "assigned": tuned.assigned, "shapes": digest_of([shapes, tuned.weights])})
+        measured = {"tiles": tiles, "assigned": tuned.assigned, "shapes": digest_of([shapes, tuned.weights])}
+        note = canonical(measured | ({"rows": task.rows.names} if task.rows.names else {}))
         recorded = [
             r for r in settings.records.rows(group=task.key, hardware=self.hardware, kind=GAIN) if r.note == note
         ]
         if recorded:
             return recorded[0].value(GAIN)
-        gain = gain_over(DEFAULT, tuned, bench)
+        gain = gain_over(task.default, tuned, bench)
         if gain is not None:
             settings.records.put([Record(task.key, self.hardware, DEFAULT, GAIN, ((GAIN, gain),), note=note)])
         return gain

@@ -15,7 +15,7 @@ from polydyn.build.compiler import Building, build_library
 from polydyn.build.eviction import touch
 from polydyn.codegen.cpu.product import ContractKernel
 from polydyn.codegen.cpu.target import LEAVES, leaf_headers
-from polydyn.codegen.kernel import Kernel
+from polydyn.codegen.kernel import WORKSPACE, Kernel
 from polydyn.errors import BuildError, PolydynError, ScheduleError
 from polydyn.lowering.cpu_tables import SizedKernel
 from polydyn.measure.launches import LONG_BLOCKS, SHORT_STEPS, LaunchBench, Part
@@ -38,11 +38,12 @@ Form = tuple[Part, bool]
 
 @dataclass(frozen=True)
 class Built:
-    """A kernel in a library, at index ``which`` of its kernel table."""
+    """A kernel in a library, at index ``which`` of its kernel table. ``after``: the kernels that are launched next."""
 
     library: str
     which: int
     source: Kernel
+    after: tuple[Built, ...] = ()
 
 
 T = TypeVar("T", bound=CpuTask | SizedTask)
@@ -84,7 +85,7 @@ class BuiltBench(LaunchBench[T]):
                 new[part, sketched] = kernel
                 if len(missing) > 1:  # compile this kernel while the next ones are generated
                     with suppress(BuildError):  # _compile reports which kernel failed
-                        building.request({f"{kernel.name}.c": unit(kernel)})
+                        building.request({f"{k.name}.c": unit(k) for k in (kernel, *kernel.after)})
             if new:
                 self._compile(new, building)
 
@@ -105,8 +106,9 @@ class BuiltBench(LaunchBench[T]):
         return False
 
     def _compile(self, kernels: Mapping[Form, Kernel], building: Building | None = None) -> None:
-        names = [k.name for k in kernels.values()]
-        units, headers = timing_units(list(kernels.values()), self.task.target.width)
+        every = [x for k in kernels.values() for x in (k, *k.after)]
+        names = [k.name for k in every]
+        units, headers = timing_units(every, self.task.target.width)
         try:
             library = building.library(units) if building else build_library(units, headers, self.task.build)
         except BuildError as e:
@@ -119,22 +121,25 @@ class BuiltBench(LaunchBench[T]):
             return
         path = str(library.file())
         for form, kernel in kernels.items():
-            self.kernels[form] = Built(path, names.index(kernel.name), kernel)
+            after = tuple(Built(path, names.index(k.name), k) for k in kernel.after)
+            self.kernels[form] = Built(path, names.index(kernel.name), kernel, after)
 
     def run(self, launches: Sequence[tuple[Tile, Shape]], tasks: int | None = None) -> list[float]:
         """Return the seconds of each launch, or ``inf`` if it failed. ``tasks`` limits the number of tasks to run."""
         forms = [(t, self._sketched(t, s)) for t, s in launches]
         self._build(forms)
-        out = [math.inf] * len(launches)
         runs = [
-            (i, self._arguments(self.kernels[t.compile, sketched], t, launches[i][1], tasks))
-            for i, (t, sketched) in enumerate(forms)
-            if (t.compile, sketched) in self.kernels
+            (i, x)
+            for i, form in enumerate((t.compile, sketched) for t, sketched in forms)
+            if form in self.kernels
+            for x in (self.kernels[form], *self.kernels[form].after)
         ]
-        answers = self.workers.map([a for _, a in runs])
-        self.measured += len(runs)
+        answers = self.workers.map([self._arguments(x, *launches[i], tasks) for i, x in runs])
+        started = {i for i, _ in runs}
+        self.measured += len(started)
+        out = [0.0 if i in started else math.inf for i in range(len(launches))]
         for (i, _), answer in zip(runs, answers, strict=True):
-            out[i] = self._seconds(launches[i][0], answer)
+            out[i] += self._seconds(launches[i][0], answer)
         return out
 
     def _seconds(self, tile: Tile, answer: Answer) -> float:
@@ -148,12 +153,17 @@ class BuiltBench(LaunchBench[T]):
         env: dict[str, Index] = {n: Index.of(v) for n, v in (params | {THREADS: self.hardware.units}).items()}
         shares = self.task.shares(self._builder(tile, sketched=False), tile)
         env |= {n: v.subs(env) for n, v in shares.items()}
+        env |= {n: v.subs(env) for n, v in k.launch.items() if n not in env}  # of a kernel that is launched next
         number = {n: int(env[n]) for n in k.symbols}
         total = k.tasks.evaluate(number)
+        group = self.task.row_choice(tile).group if tile.row else None
+        partial_sums = (
+            self.kernels[tile.compile, False].source.workspace.evaluate(number) if WORKSPACE in k.buffers else 0
+        )
         return {
             "library": built.library,
             "which": built.which,
-            "buffers": [self.task.bytes(a, params) for a in k.buffers],
+            "buffers": [partial_sums if a == WORKSPACE else self.task.bytes(a, params, group) for a in k.buffers],
             "symbols": [number[n] for n in k.symbols],
             "tasks": total if tasks is None else min(total, tasks),
             "threads": self.hardware.units,
@@ -176,7 +186,11 @@ class CpuBench(BuiltBench[CpuTask]):
     """Measures products, first as sketches."""
 
     def kernel(self, tile: Tile) -> MacroKernel:
-        """Implement ``Bench.kernel``. Raises BuildError if the tile does not run."""
+        """Implement ``Bench.kernel``. Raises BuildError if the tile does not run. The values of a tile of another row
+        are placeholders: it is measured at sizes only.
+        """
+        if tile.row:
+            return MacroKernel(tile, Usage(0, 0, 1), 0.0, 0.0, 0.0, 0.0)
         full, alone = self.waves(tile, (self.hardware.units, 1))
         used = usage(self.task.backbone, self.hardware, tile)
         return MacroKernel(tile, used, *full, *alone, *self._partial(tile))
@@ -200,11 +214,11 @@ class CpuBench(BuiltBench[CpuTask]):
         narrow = self.ran(tile, [sizes | {row: m, col: n} for m, n in partial], 1)
         return [*shares, *(t / narrow[-1] for t in narrow[:-1])]
 
-    def _builder(self, tile: Tile, sketched: bool) -> ContractKernel:
+    def _builder(self, tile: Tile, sketched: bool) -> Any:
         return self.task.builder(tile, self._name(tile, sketched), Sketch if sketched else ContractKernel)
 
     def _sketched(self, tile: Tile, shape: Shape) -> bool:
-        if tile == DEFAULT or (tile.compile, False) in self.kernels:
+        if tile == DEFAULT or tile.row or (tile.compile, False) in self.kernels:
             return False
         try:
             builder = self.task.builder(tile, "sketch", Sketch)

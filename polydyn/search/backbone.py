@@ -105,12 +105,17 @@ class Backbone:
         return sum(o.footprint(sizes) for o in self.inputs), sum(o.footprint(sizes) for o in self.outputs)
 
 
+ROW = "row: "
+"""Prefix of the name of a parameter that names a row of a table of kernels."""
+
+
 @dataclass(frozen=True, order=True)
 class Tile:
     """A tile configuration: (name, value) pairs bound at compile time, and pairs bound at each launch.
 
     Names are ``level.loop`` (levels: ``b`` block or cache tile, ``w`` warp or register tile, ``v`` instruction), or a
-    plain parameter such as ``stages``. Two tiles with equal ``compile`` share one binary.
+    plain parameter such as ``stages``. Two tiles with equal ``compile`` share one binary. A tile of another row than
+    the one whose tiles are searched begins with the pair (``ROW`` and the name of the row, 1).
     """
 
     compile: tuple[tuple[str, int], ...]
@@ -130,8 +135,24 @@ class Tile:
         """Return the sizes of one level, by loop."""
         return {n[len(level) + 1 :]: v for n, v in self.compile + self.launch if n.startswith(level + ".")}
 
+    @staticmethod
+    def of_row(row: str, built: Iterable[tuple[str, int]] = (), launch: Iterable[tuple[str, int]] = ()) -> Tile:
+        """Return a tile of another row of the table, with sizes of the row; without sizes it has the row's defaults."""
+        return Tile(((ROW + row, 1), *built), tuple(launch))
+
+    @property
+    def row(self) -> str:
+        """The row of the table of kernels; empty for the row whose tiles are searched."""
+        name = self.compile[0][0] if self.compile else ""
+        return name[len(ROW) :] if name.startswith(ROW) else ""
+
+    @property
+    def sizes(self) -> tuple[tuple[str, int], ...]:
+        """All pairs except the one that names a row."""
+        return (*self.compile[bool(self.row) :], *self.launch)
+
     def __str__(self) -> str:
-        return " ".join(f"{n}={v}" for n, v in self.compile + self.launch)
+        return " ".join([*([self.row] if self.row else ()), *(f"{n}={v}" for n, v in self.sizes)])
 
 
 @dataclass(frozen=True)
@@ -169,7 +190,7 @@ class Problem:
     ``shapes`` are instances that represent the calls, each with a weight (probability times cost, in any unit).
     ``select.sample_free_shapes`` creates them if the user gives none. ``rule``: returns the name of a rule of
     the code generator that a tile breaks, in addition to the rules of every space. ``first``: tiles that are tried
-    before any others.
+    before any others. ``rows``: tiles of other rows of the group's table of kernels, for strategies with finals.
     """
 
     key: GroupKey
@@ -178,6 +199,7 @@ class Problem:
     weights: tuple[float, ...] = ()
     rule: Callable[[Tile], str | None] = no_rule
     first: tuple[Tile, ...] = ()
+    rows: tuple[Tile, ...] = ()
 
     def instances(self) -> list[dict[str, int]]:
         """Return the shapes as dicts, with static extents added."""

@@ -252,6 +252,16 @@ def polydyn(backbone: Backbone, hardware: Hardware, kernel: MacroKernel) -> Inde
     return maximum(busy, traffic) + minimum(busy, traffic) // 8
 
 
+def by_rates(backbone: Backbone, hardware: Hardware) -> Index:
+    """Return the time of all operations at the machine's peak, or of its memory traffic if that takes longer.
+
+    It is the estimate of a kernel without tiles, before measurements correct it.
+    """
+    step = max(1, round(PICO * _UNIT * backbone.ops / hardware.peak(backbone.dtype)))
+    busy = product(backbone.extent(x.name) for x in backbone.loops) * step // _UNIT
+    return maximum(1, busy, _traffic(backbone, hardware))
+
+
 def _exact(backbone: Backbone, hardware: Hardware, kernel: MacroKernel) -> Index:
     """Return the time of the exact iteration space on a CPU's threads, which take whole tasks.
 

@@ -14,22 +14,24 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from math import isqrt, prod
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, TypeAlias, TypeVar
 
 from polydyn.codegen.cpu.product import ContractKernel
+from polydyn.codegen.cpu.split import SplitKernel, SplitNest
 from polydyn.codegen.cpu.target import CpuTarget
 from polydyn.codegen.cuda.families import Family, FamilyFactors
 from polydyn.codegen.cuda.versions import TileFactors
 from polydyn.codegen.kernel import UNIT
 from polydyn.errors import Declined, ScheduleError
 from polydyn.gpu.targets import single
+from polydyn.lowering.alternatives import Rows
 from polydyn.lowering.contract import ContractGroup
 from polydyn.lowering.cpu_tables import SizedKernel, TunedBuilders
 from polydyn.lowering.place_cuda import TunedTiles
 from polydyn.runtime.expressions import decision_from_json, decision_to_json
 from polydyn.runtime.symbols import THREADS
-from polydyn.schedules.decision import ArgMin, Decision, Leaf, Split, cheapest, map_indices, verify_decision
-from polydyn.schedules.index import Index
+from polydyn.schedules.decision import ArgMin, Decision, Leaf, Split, cheapest, chooses, map_indices, verify_decision
+from polydyn.schedules.index import ZERO, Index
 from polydyn.schedules.model import Group
 from polydyn.search.backbone import Tile, canonical
 from polydyn.search.dispatch.build import build_dispatch
@@ -46,6 +48,8 @@ KIND, DECLINED = "search", "declined"
 MIN_GAIN = 1.01
 """Minimum gain over the default. A smaller gain is within the measurement noise, and the tiles are not kept."""
 T = TypeVar("T", bound=Task[Any])
+Options: TypeAlias = list[tuple[Any, dict[str, Index]]]
+"""A builder and a launch for each tile."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +58,8 @@ class Search:
 
     ``decision``: over the group's dynamic loops, it selects positions in ``tiles``; None if all tiles are candidates at
     every size. ``factors``, on a GPU: measured over estimated time of each tile (``Block.factor``). ``gain``: time of
-    the kernel without tuning over that of the tiles, or None if they were not compared.
+    the kernel without tuning over that of the tiles, or None if they were not compared. ``rows``: the rows of the
+    group's table of kernels that the search compared; if there are any, its decision replaces the table.
     """
 
     strategy: str
@@ -65,14 +70,18 @@ class Search:
     factors: tuple[int, ...] = ()
     source: str = "measured"
     gain: float | None = None
+    rows: tuple[str, ...] = ()
 
 
-def outcome(tuned: Tuned, hardware: Hardware, gain: float | None = None) -> Search:
-    """Return the search of a group tuned on a CPU. It has the default kernel if the tiles gain too little."""
+def outcome(tuned: Tuned, hardware: Hardware, gain: float | None = None, rows: tuple[str, ...] = ()) -> Search:
+    """Return the search of a group tuned on a CPU. ``rows``: the rows of the group's table that were compared.
+
+    If the tiles gain too little, it has the default kernel, and rows are chosen as without a search.
+    """
     tiles, decision = tuple(k.tile for k in tuned.kernels), build_dispatch(tuned)
     if gain is not None and gain < MIN_GAIN:
-        tiles, decision = (DEFAULT,), Leaf(0)
-    return Search(tuned.strategy, tiles, len(tuned.trials), hardware, decision, gain=gain)
+        tiles, decision, rows = (DEFAULT,), Leaf(0), ()
+    return Search(tuned.strategy, tiles, len(tuned.trials), hardware, decision, gain=gain, rows=rows)
 
 
 def search_record(search: Search, task: Task[Any]) -> Record:
@@ -82,6 +91,7 @@ def search_record(search: Search, task: Task[Any]) -> Record:
         "tiles": [[t.compile, t.launch] for t in search.tiles],
     }
     note |= {} if search.decision is None else {"decision": decision_to_json(search.decision)}
+    note |= {"rows": search.rows} if search.rows else {}
     note |= {"factors": search.factors} if search.factors or search.decision is None else {}
     values = (("explored", float(search.explored)), *((("gain", search.gain),) if search.gain is not None else ()))
     return Record(task.key, search.hardware, Tile(()), KIND, values, source=search.source, note=canonical(note))
@@ -112,7 +122,8 @@ def _read(records: Records, task: Task[Any], strategy: str) -> Iterator[Search]:
                 remedy="tune the group again",
             )
         explored, gain = int(r.value("explored")), dict(r.values).get("gain")
-        yield Search(strategy, tiles, explored, r.hardware, decision, factors, r.source, gain)
+        rows = tuple(map(str, note.get("rows", ())))
+        yield Search(strategy, tiles, explored, r.hardware, decision, factors, r.source, gain, rows)
 
 
 def searches(records: Records, task: Task[Any], strategy: str) -> list[Search]:
@@ -170,13 +181,13 @@ class ChosenByRecords(_FromRecords["CpuTask | SizedTask"]):
         super().__init__(records, strategy, build)
         self.processor = target
 
-    def builders(self, key: str, form: ContractGroup) -> TunedBuilders[ContractKernel] | None:
+    def builders(self, key: str, form: ContractGroup, rows: Rows) -> TunedBuilders[ContractKernel] | None:
         """Implement ``Tuner.builders``; None if the group cannot be tuned or was not tuned."""
-        return self._tuned(key, task_of(key, form, self.processor, self.target), "contract")
+        return self._tuned(key, task_of(key, form, self.processor, self.target, rows), "contract")
 
-    def sized(self, key: str, kernel: SizedKernel) -> TunedBuilders[SizedKernel] | None:
+    def sized(self, key: str, kernel: SizedKernel, rows: Rows) -> TunedBuilders[SizedKernel] | None:
         """Implement ``Tuner.sized``; None if the group cannot be tuned or was not tuned."""
-        return self._tuned(key, sized_task(key, kernel, self.target), kernel.name.partition("_")[0])
+        return self._tuned(key, sized_task(key, kernel, self.target, rows), kernel.name.partition("_")[0])
 
     def _tuned(self, key: str, task: CpuTask | SizedTask | Declined, kind: str) -> TunedBuilders[Any] | None:
         known = self.known(task, key, lambda t: searches(self.records, t, self.strategy))
@@ -188,25 +199,75 @@ def builders(task: CpuTask | SizedTask, known: Sequence[Search], kind: str = "co
     by name.
 
     ``known``: ordered by number of threads; a number between two uses the nearer one by ratio. ``kind``: prefix of the
-    kernel names.
+    kernel names. ScheduleError: a tile is of a row, or has a size, that the group's table does not offer.
     """
+    known, left_out = _one_order_of_sums(known)
     tiles = list(dict.fromkeys(t for s in known for t in s.tiles))
     parts = list(dict.fromkeys(t.compile for t in tiles))
     options: list[tuple[Any, dict[str, Index]]] = []
+    groups: dict[str, Group] = {}
     for tile in tiles:
-        builder: Any = task.builder(tile, f"{kind}_{task.key.digest[:12]}_{parts.index(tile.compile)}")
+        choice = task.row_choice(tile) if tile.row else None
+        prefix = choice.prefix if choice else kind
+        builder: Any = task.builder(tile, f"{prefix}_{task.key.digest[:12]}_{parts.index(tile.compile)}")
         options.append((builder, task.shares(builder, tile)))
+        groups |= {builder.name: choice.group} if choice and choice.group != task.group else {}
     pairs = [(s.decision, s.tiles) for s in known if s.decision is not None]
     decisions = [_placed(map_indices(d, lambda i: i.subs(task.extents)), t, tiles) for d, t in pairs]
     decision = decisions[-1]
     for (fewer, more), low in reversed(list(zip(pairwise(s.hardware.units for s in known), decisions, strict=False))):
         decision = Split(Index.of(THREADS), isqrt(fewer * more), low, decision)
+    rows = all(s.rows for s in known)
     reasons = (
         *(f"tuned by {s.strategy} for {s.hardware.name}: {s.explored} tiles explored{_gained(s)}" for s in known),
+        *left_out,
+        *([f"it chose among the rows {', '.join(known[0].rows)}"] if rows else []),
         f"{len(tiles)} kept in {len(parts)} binaries",
         *(f"kernel {k}: {'the default' if t == DEFAULT else t}" for k, t in enumerate(tiles)),
     )
-    return TunedBuilders(tuple(options), decision, reasons)
+    options, decision = _one_split(options, decision)
+    return TunedBuilders(tuple(options), decision, reasons, groups, rows)
+
+
+def _one_order_of_sums(known: Sequence[Search]) -> tuple[Sequence[Search], list[str]]:
+    """Return the searches that a program uses, and a line for ``explain`` about the others.
+
+    Rows add in different orders. If searches for several numbers of threads chose rows, only that of the fewest threads
+    is used, so that results do not depend on the number of threads.
+    """
+    if len(known) == 1 or not any(t.row for s in known for t in s.tiles):
+        return known, []
+    others = ", ".join(str(s.hardware.units) for s in known[1:])
+    return known[:1], [f"searches for {others} threads are not used: sums must not depend on the number of threads"]
+
+
+def _one_split(options: Options, decision: Decision) -> tuple[Options, Decision]:
+    """Return options with at most one launch of a split reduction, whose number of slices follows from the decision:
+    the launch that adds the slices serves one kernel.
+    """
+    splits = [k for k, (builder, _) in enumerate(options) if isinstance(builder, SplitKernel | SplitNest)]
+    if len(splits) < 2:
+        return options, decision
+    first, *others = splits
+    builder, launch = options[first]
+    decision = _one_of_each_comparison(decision, splits)
+    merged = {n: sum((options[k][1][n] * chooses(decision, k) for k in splits), ZERO) for n in launch}
+    kept = [k for k in range(len(options)) if k not in others]
+    targets = [kept.index(first if k in others else k) for k in range(len(options))]
+    options = [(builder, merged) if k == first else options[k] for k in kept]
+    return options, _placed(decision, targets, range(len(kept)))
+
+
+def _one_of_each_comparison(decision: Decision, kernels: Sequence[int]) -> Decision:
+    """Return a decision whose comparisons have at most one of ``kernels``, the first."""
+    if isinstance(decision, Split):
+        low, high = (_one_of_each_comparison(x, kernels) for x in (decision.low, decision.high))
+        return replace(decision, low=low, high=high)
+    if isinstance(decision, Leaf):
+        return decision
+    several = [e.kernel for e in decision.entries if e.kernel in kernels][1:]
+    entries = tuple(e for e in decision.entries if e.kernel not in several)
+    return ArgMin(entries) if len(entries) > 1 else Leaf(entries[0].kernel)
 
 
 def _gained(s: Search) -> str:

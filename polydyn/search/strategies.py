@@ -28,6 +28,7 @@ from polydyn.search.explorers.explore import (
     aligned_order,
     best,
     in_order,
+    with_rows,
 )
 from polydyn.search.explorers.trust_region import trust_region
 from polydyn.search.finals import SizeClasses, best_explored, corrected, finalists, size_classes
@@ -135,6 +136,8 @@ def tune(
     objective = _reported(objective, report)
     start = _seed_tile(problem, hardware, objective, trials // 4, seed) if strategy.seeded else None
     space = strategy.space(problem, hardware, start).within(problem.rule)
+    if strategy.finals:
+        space = space.with_rows(problem.rows)
     explore = after([t for t in problem.first if not problem.rule(t)], strategy.explorer(space, problem, hardware))
     log = explore(space, objective, trials, seed)
     if strategy.finals:
@@ -148,7 +151,7 @@ def tune(
             remedy="look at the records of kind 'failed', and at the compiler with 'polydyn doctor'",
         )
     kernels = _that_run(bench, ranked)
-    costs = [cost(problem.backbone, hardware, k) for k in kernels] if cost else []
+    costs = [_estimate(cost, problem.backbone, hardware, k) for k in kernels] if cost else []
     table = _table(problem, bench, kernels, costs)
     if strategy.finals:
         rows = finalists(table, problem.weights, [k.tile for k in kernels])
@@ -156,6 +159,11 @@ def tune(
         kernels, costs, table = corrected(problem, bench, kernels, costs, MEASURED_SECONDS)
     selection = strategy.choose(table, problem.weights, [k.tile for k in kernels])
     return _tuned(strategy, problem, kernels, costs, table, selection, log)
+
+
+def _estimate(cost: CostModel, backbone: Backbone, hardware: Hardware, kernel: MacroKernel) -> Index:
+    """Return the closed form of a kernel. One of another row has no tiles; the finals measure it like the others."""
+    return model.by_rates(backbone, hardware) if kernel.tile.row else cost(backbone, hardware, kernel)
 
 
 def _with_others(problem: Problem, share: float) -> Problem:
@@ -315,7 +323,8 @@ def _aligned(space: Space, problem: Problem, hardware: Hardware) -> Explorer:
 
 
 def _regions(space: Space, problem: Problem, hardware: Hardware) -> Explorer:
-    return trust_region(aligned_order(space, problem.backbone, hardware))
+    tiles = Space(space.name, tuple(t for t in space.tiles if not t.row)) if problem.rows else space
+    return trust_region(with_rows(aligned_order(tiles, problem.backbone, hardware), problem.rows))
 
 
 def _mutants(problem: Problem, hardware: Hardware, seed: Tile | None) -> Space:

@@ -43,7 +43,7 @@ from polydyn.search.outcomes import Search, outcome, search_record
 from polydyn.search.records import Records
 from polydyn.search.spaces.loop_model import loop_model
 from polydyn.search.strategies import STRATEGIES, tune
-from polydyn.search.tasks.cpu import DEFAULT, Task
+from polydyn.search.tasks.cpu import DEFAULT, RowsTask
 from polydyn.search.tasks.sized import SizedTask
 from polydyn.testing import from_c
 from polydyn.testing.authorities import Arrays
@@ -59,6 +59,8 @@ TRIALS = 12
 """Tiles that a search on a simulated machine tries."""
 MAX_TILES = 64
 """Tiles of a group other than a product among which a random one is drawn."""
+ROW_SHARE = 0.5
+"""Share of the groups with several rows in the table of their kernels that get a tile of another row."""
 STEPS = (2, 6)
 """Smallest and largest number of steps of a schedule that is written by hand."""
 
@@ -166,29 +168,32 @@ def recorded(model: onnx.ModelProto, cell: Cell, seed: int, path: Path, notes: C
     with Records.open(path) as records:
         for p in placed:
             with suppress(PolydynError):  # an empty space
-                task: Task[Any] = p.task
+                task: RowsTask[Any] = p.task
                 search = _random_search if cell.tiles == "random" else _simulated_search
                 records.put([search_record(search(task, machine, numbers, seed), task)])
                 notes["groups with tiles from records"] += 1
     return path if placed else None
 
 
-def _tiles(task: Task[Any], machine: Hardware) -> Sequence[Tile]:
+def _tiles(task: RowsTask[Any], machine: Hardware) -> Sequence[Tile]:
     if isinstance(task, SizedTask):
         return task.tiles(MAX_TILES)
-    return (DEFAULT, *loop_model(task.backbone, machine).tiles)
+    return (DEFAULT, *task.row_tiles, *loop_model(task.backbone, machine).tiles)
 
 
-def _random_search(task: Task[Any], machine: Hardware, numbers: random.Random, seed: int) -> Search:
-    tiles = tuple(numbers.choice(_tiles(task, machine)) for _ in range(2))
+def _random_search(task: RowsTask[Any], machine: Hardware, numbers: random.Random, seed: int) -> Search:
+    every = _tiles(task, machine)
+    tiles = tuple(numbers.choice(every) for _ in range(2))
+    if (others := [t for t in every if t.row]) and numbers.random() < ROW_SHARE:
+        tiles = (numbers.choice(others), tiles[1])
     dynamic = [x.name for x in task.backbone.loops if x.extent is None]
     decision: Decision = Leaf(numbers.randrange(2))
     if dynamic:
         decision = Split(Index.of(numbers.choice(dynamic)), numbers.choice([0, 1, 3, 8, 16]), Leaf(0), Leaf(1))
-    return Search(STRATEGY, tiles, 2, machine, decision)
+    return Search(STRATEGY, tiles, 2, machine, decision, rows=task.rows.names)
 
 
-def _simulated_search(task: Task[Any], machine: Hardware, numbers: random.Random, seed: int) -> Search:
+def _simulated_search(task: RowsTask[Any], machine: Hardware, numbers: random.Random, seed: int) -> Search:
     if isinstance(task, SizedTask):
         return _random_search(task, machine, numbers, seed)
     problem = Problem(task.key, task.backbone, (), ())

@@ -9,12 +9,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks import classifier, explorers, spaces
+from benchmarks import classifier, explorers, row_spaces, spaces
 from benchmarks.classifier import Measured, figures
-from benchmarks.explorers import METHODS, ORDER, OURS, RANDOM, Replayed, regret, replay, table
+from benchmarks.explorers import METHODS, ORDER, OURS, RANDOM, Replayed, regret, replay, summary, table
 from benchmarks.recorded_spaces import SPACES, read_spaces
 from benchmarks.spaces import Recorded
 from polydyn.search.explorers.trust_region import Region
+from polydyn.search.hardware import cpu
 from tests.support.paths import TESTS
 
 TABLE_FILE = TESTS / "data" / "spaces_small.json.gz"
@@ -37,7 +38,7 @@ def test_files_of_both_kinds_are_read() -> None:
     assert (window.tables()["one cost"][:, 0] == window.costs["P28"]).all()
     assert [list(s.tables()) for s in small] == [["one cost"]] * 2
     assert all(sorted(s.order) == list(range(len(s.points))) for s in (window, *small))
-    assert len(read_spaces([SPACES])) == 6
+    assert len(read_spaces([SPACES])) == 11
 
 
 def test_replaying_is_a_function_of_files_and_seeds() -> None:
@@ -55,6 +56,38 @@ def test_every_method_measures_each_row_once() -> None:
     for name, method in METHODS.items():
         rows = method(space, costs, 40, 1)
         assert len(rows) == len(set(rows)) == 40, name
+
+
+@pytest.mark.parametrize("name", ["skinny", "pointwise", "columns"])
+def test_spaces_with_rows_are_searched_as_tune_searches_them(name: str) -> None:
+    """Every row is among the first four trials, and the best tile of each size is found after 64."""
+    (space,) = read_spaces([SPACES / f"{name}.csv.gz"])
+    assert len(np.unique(space.points[list(space.order[:4]), 0])) == len(np.unique(space.points[:, 0])) > 1
+    costs = space.tables()["several sizes"]
+    curve = regret(costs, METHODS[OURS](space, costs, 64, 0), 64)
+    assert curve[-1] < 0.5 < regret(costs, METHODS[RANDOM](space, costs, 8, 0), 8)[-1]
+
+
+def test_a_space_with_rows_is_listed_and_written(tmp_path: Path) -> None:
+    """Without measuring: the tiles of all rows, their numbers, and a file that replays read."""
+    hardware, problem = cpu(1, lanes=8), row_spaces.PROBLEMS["pointwise"]
+    placed = row_spaces.task_of(problem, hardware)
+    names, numbers, every = row_spaces.listed(placed.task, hardware, 20)
+    assert names[0] == "row" and len(numbers) == 20 + len(placed.task.row_tiles) < every
+    assert row_spaces.shapes_of(placed, {"P6": {"N": 1, "H": 2, "W": 3}})["P6"].keys() == placed.extents.keys()
+    rows = [[*x, k, 5.0 + k] for k, x in enumerate(numbers.values())]
+    lines = row_spaces.head(problem, placed.task, len(numbers), every, 2, {"P6": row_spaces.spread([[1.0, 1.5]])})
+    row_spaces.write(tmp_path / "some.csv.gz", lines, [*names, "rank", "P6"], rows)
+    (space,) = read_spaces([tmp_path])
+    assert len(space.points) == len(numbers) and space.order[0] == 0 and space.single == "P6"
+    assert any("transposed product" in line for line in lines) and any("P6=50.0%" in line for line in lines)
+
+
+def test_the_summary_names_the_worst_space() -> None:
+    (tiles,) = read_spaces([SPACES / "tiles.csv.gz"])
+    curves = {x: dict.fromkeys(METHODS, np.full((2, 128), x)) for x in (1.0, 3.0)}
+    made = [Replayed(replace(tiles, name=n), "one cost", curves[x]) for n, x in (("a", 1.0), ("b", 3.0))]
+    assert summary(made).splitlines()[-1].count("2.00, 3.00 (b)") == 4
 
 
 def test_conditions_that_do_not_hold_are_named() -> None:

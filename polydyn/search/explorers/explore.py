@@ -131,11 +131,33 @@ def spread(points: Points, order: Sequence[int], count: int) -> list[int]:
         distance = distance * 0.7 if distance > 1e-3 else -1.0
 
 
+ROW_BLOCK = 64
+"""Iterations of each loop that stand for a block of a kernel without tiles."""
+ROW_SHARE = 4
+"""Tiles of the analytical order between two tiles of other rows."""
+
+
+def with_rows(order: Sequence[Tile], rows: Sequence[Tile]) -> tuple[Tile, ...]:
+    """Return an order that has the first tile of each other row after the best tile, and their other tiles between
+    the following ones.
+    """
+    first = {t.row: t for t in reversed(rows)}
+    heads = [t for t in rows if first[t.row] == t]
+    rest, out = [t for t in rows if t not in heads], [*order[:1], *heads]
+    for k, tile in enumerate(order[1:], 1):
+        out.append(tile)
+        if k % ROW_SHARE == 0 and rest:
+            out.append(rest.pop(0))
+    return (*out, *rest)
+
+
 def saturating_shape(backbone: Backbone, hardware: Hardware, tile: Tile, waves: int = 2) -> dict[str, int]:
     """Return a static instance that fills the whole machine with full waves of a tile (TSCompiler 5.1).
 
     The first dynamic parallel loop supplies the missing blocks; a dynamic reduction gets about 1024 iterations.
     """
+    if tile.row:  # its blocks follow from the sizes
+        tile = Tile(tuple((f"b.{x.name}", min(ROW_BLOCK, x.extent or ROW_BLOCK)) for x in backbone.loops))
     block = tile.level("b")
     sizes = {x.name: x.extent if x.extent is not None else block[x.name] for x in backbone.loops}
     for x in backbone.reduction:

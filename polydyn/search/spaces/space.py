@@ -28,7 +28,7 @@ class EmptySpaceError(ScheduleError):
 
 @dataclass(frozen=True)
 class Space:
-    """Valid tiles with equal parameter names. ``refused``: the number of tiles that each rule rejected.
+    """Valid tiles with equal parameter names in each row. ``refused``: the number of tiles that each rule rejected.
     EmptySpaceError: no tile is valid.
     """
 
@@ -43,8 +43,8 @@ class Space:
                 rule=", ".join(f"{rule} rejected {n}" for rule, n in self.refused) or "no tile was proposed",
                 remedy="check the hardware description and the backbone's extents",
             )
-        names = {tuple(n for n, _ in t.compile + t.launch) for t in self.tiles}
-        if len(names) != 1:
+        names = {(t.row, *(n for n, _ in t.sizes)) for t in self.tiles}
+        if len(names) != len(self.rows):
             raise ScheduleError(f"the tiles of search space {self.name} have different parameters: {sorted(names)}")
 
     def __len__(self) -> int:
@@ -61,16 +61,34 @@ class Space:
                 tiles.append(tile)
         return self if len(tiles) == len(self) else Space(self.name, tuple(tiles), tuple(sorted(refused.items())))
 
+    def with_rows(self, tiles: Sequence[Tile]) -> Space:
+        """Return the space with tiles of other rows."""
+        return Space(self.name, (*self.tiles, *tiles), self.refused) if tiles else self
+
+    @cached_property
+    def rows(self) -> tuple[str, ...]:
+        """The rows of the tiles, in the order of their first tiles."""
+        return tuple(dict.fromkeys(t.row for t in self.tiles))
+
     @cached_property
     def names(self) -> tuple[str, ...]:
-        """The parameters that vary within the space."""
-        first = self.tiles[0]
-        return tuple(n for n, v in first.compile + first.launch if any(t[n] != v for t in self.tiles))
+        """The parameters that vary within a row. A tile without a parameter has the value 1."""
+        every: dict[str, None] = {}
+        for row in self.rows:
+            first, *others = (t for t in self.tiles if t.row == row)
+            every |= dict.fromkeys(n for n, v in first.sizes if any(t[n] != v for t in others))
+        return tuple(every)
 
     @cached_property
     def points(self) -> Points:
-        """Coordinates (tiles x names) in [0, 1]: logarithms of the sizes, because ratios of sizes matter."""
-        return coordinates([[t[n] for n in self.names] for t in self.tiles])
+        """Coordinates (tiles x names) in [0, 1]: logarithms of the sizes, because ratios of sizes matter. With several
+        rows, the first coordinate is the row.
+        """
+        several = len(self.rows) > 1
+        at = {row: 1 << k for k, row in enumerate(self.rows)}
+        return coordinates([
+            [*([at[t.row]] if several else ()), *(t.get(n) for n in self.names)] for t in self.tiles
+        ])  # fmt: skip
 
     @cached_property
     def position(self) -> Mapping[Tile, int]:

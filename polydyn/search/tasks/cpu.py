@@ -6,8 +6,10 @@ On a CPU the register tile, the reduction block and the tasks of ``codegen.cpu_c
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
+from itertools import product
 from typing import Any, Generic, TypeVar
 
 from polydyn.build.compiler import GENERATOR, compile_flags, find_compiler
@@ -16,7 +18,8 @@ from polydyn.codegen.cpu.plan import ContractTuple
 from polydyn.codegen.cpu.product import ContractKernel
 from polydyn.codegen.cpu.target import CpuTarget
 from polydyn.codegen.kernel import Kernel
-from polydyn.errors import Declined
+from polydyn.errors import Declined, ScheduleError
+from polydyn.lowering.alternatives import RowChoice, Rows
 from polydyn.lowering.contract import ContractGroup
 from polydyn.lowering.cpu_tables import DECODED_IN_REGISTERS, ON_MATRIX_UNIT
 from polydyn.schedules.expr import ITEMSIZE, indices, loads
@@ -64,14 +67,17 @@ class Task(Generic[F]):
         if not self.place:
             return {str(e): shape[n] for n, e in self.extents.items() if e.is_symbol}
         extents = {x.name: self.extents[x.name] for x in self.backbone.loops if x.extent is None}
-        sizes = model_sizes({n: e.subs(self.place) for n, e in extents.items()}, shape)
+        sizes = model_sizes({n: e.subs(self.place) for n, e in extents.items()}, shape, self.place.values())
         return {n: e.evaluate(sizes) for n, e in self.place.items()}
 
-    def bytes(self, array: str, params: Mapping[str, int]) -> int:
-        """Return the bytes that a buffer needs for given parameters."""
-        a = self.group.arrays[array]
+    def bytes(self, array: str, params: Mapping[str, int], group: Group | None = None) -> int:
+        """Return the bytes that a buffer needs for given parameters. ``group``: the computation of a kernel of another
+        row of the table.
+        """
+        group = group or self.group
+        a = group.arrays[array]
         if a.role == "input":
-            reads = (_addresses(s, array, params, a.address) for s in self.group.statements)
+            reads = (_addresses(s, array, params, a.address) for s in group.statements)
             last = max((x for every in reads for x in every), default=0)
         else:
             last = a.address(tuple(e - 1 for e in a.shape)).evaluate(params)
@@ -93,18 +99,67 @@ DEFAULT = Tile(())
 
 
 @dataclass(frozen=True)
-class CpuTask(Task[ContractGroup]):
+class RowsTask(Task[F]):
+    """A group whose table of kernels has several rows. ``rows``: the rows beside the one whose tiles are searched."""
+
+    rows: Rows = field(default_factory=Rows, kw_only=True)
+
+    @cached_property
+    def row_tiles(self) -> tuple[Tile, ...]:
+        """The tiles of the other rows, those with a row's first sizes first."""
+        return tuple(
+            Tile.of_row(row, zip(x.choices.built, a, strict=True), zip(x.choices.launched, b, strict=True))
+            for row, x in self.rows.choices.items()
+            for a in product(*x.choices.built.values())
+            for b in product(*x.choices.launched.values())
+        )
+
+    def default(self, shape: Shape) -> Tile:
+        """Return the tile of the kernel that a shape has without tuning."""
+        row = self.rows.default(self.params(shape))
+        return DEFAULT if row == self.rows.main else Tile.of_row(row)
+
+    def row_choice(self, tile: Tile) -> RowChoice:
+        """Return the row of a tile. ScheduleError: the group's table does not offer it, or not with these sizes."""
+        choice = self.rows.choices.get(tile.row)
+        if choice is None:
+            raise ScheduleError(
+                f"group {self.key.structure} has no kernel of the row {tile.row!r}",
+                rule=self.rows.declined.get(tile.row, "the table of kernels has no such row"),
+                remedy="tune the group again",
+            )
+        offered = {**choice.choices.built, **choice.choices.launched}
+        verify_sizes(self.key.structure, tile.sizes, offered)
+        return choice
+
+
+def verify_sizes(group: str, sizes: Iterable[tuple[str, int]], offered: Mapping[str, Sequence[int]]) -> None:
+    """Check the sizes of a tile. ScheduleError: a kernel does not offer one of them."""
+    for n, v in sizes:
+        if v not in offered.get(n, ()):
+            raise ScheduleError(
+                f"group {group} does not support {n}={v}",
+                rule=f"{n} is one of {', '.join(map(str, offered.get(n, ()))) or 'nothing'}",
+                remedy="tune the group again",
+            )
+
+
+@dataclass(frozen=True)
+class CpuTask(RowsTask[ContractGroup]):
     """A group to tune on a CPU. ``build``: the name of the compiler target."""
 
     target: CpuTarget
     build: str
 
-    def kernel(self, tile: Tile, builder: ContractKernel) -> Kernel:
+    def kernel(self, tile: Tile, builder: Any) -> Kernel:
         """Return the kernel for a tile's compile-time part; ``launch`` has the values of the launch-time part."""
-        return replace(builder.build(), launch=self.shares(builder, tile))
+        kernel: Kernel = builder.build()
+        return replace(kernel, launch=self.shares(builder, tile))
 
-    def builder(self, tile: Tile, name: str, kind: type[ContractKernel] = ContractKernel) -> ContractKernel:
-        """Return the code generator for a tile, of class ``ContractKernel`` or a subclass."""
+    def builder(self, tile: Tile, name: str, kind: type[ContractKernel] = ContractKernel) -> Any:
+        """Return the code generator for a tile, of class ``ContractKernel`` or a subclass, or of another row."""
+        if tile.row:
+            return self.row_choice(tile).builder(name, dict(tile.compile[1:]))
         form, roles, w = self.form, self.form.roles, self.target.width
         chosen = None if tile == DEFAULT else ContractTuple(
             tile.get(f"w.{roles.row}"),
@@ -114,11 +169,16 @@ class CpuTask(Task[ContractGroup]):
         )  # fmt: skip
         return kind(name, self.group, roles, self.target, form.packed, chosen, form.fill, form.footprint)
 
-    def shares(self, builder: ContractKernel, tile: Tile) -> dict[str, Index]:
+    def shares(self, builder: Any, tile: Tile) -> dict[str, Index]:
         """Return the values of the launch-time symbols, over the kernel's other symbols."""
+        if tile.row:
+            return self.row_choice(tile).launch(builder, dict(tile.launch))
         if tile == DEFAULT:
-            return builder.launch
-        return builder.shares(tile.get(f"b.{self.form.roles.row}"), tile[f"b.{self.form.roles.col}"])
+            return dict(builder.launch)
+        shares: dict[str, Index] = builder.shares(
+            tile.get(f"b.{self.form.roles.row}"), tile[f"b.{self.form.roles.col}"]
+        )
+        return shares
 
 
 def _addresses(
@@ -161,8 +221,10 @@ def placed_task(task: C, params: Mapping[str, Index]) -> C | Declined:
     return replace(task, place=params)
 
 
-def task_of(key: str, form: ContractGroup, target: CpuTarget, build: str) -> CpuTask | Declined:
-    """Return the task of a group, or why it is not tuned."""
+def task_of(
+    key: str, form: ContractGroup, target: CpuTarget, build: str, rows: Rows | None = None
+) -> CpuTask | Declined:
+    """Return the task of a group, or why it is not tuned. ``rows``: other rows of its table that a search compares."""
     group = form.lowered.group
     acc = accumulation(group)
     dot = "it runs vectors along the reduction" if form.dot else ""
@@ -171,11 +233,12 @@ def task_of(key: str, form: ContractGroup, target: CpuTarget, build: str) -> Cpu
     roles, _ = schedule_contract(group, form.roles, analyse(group, positive=False).under(context(group)))
     form = replace(form, roles=roles)
     name = group_key(key, group, target, build)
-    task = CpuTask(form, name, backbone_of_roles(group, form.roles, acc.value.dtype), target, build)
-    product = task.builder(DEFAULT, "probe").product
-    if product.in_bytes:
+    backbone = backbone_of_roles(group, form.roles, acc.value.dtype)
+    task = CpuTask(form, name, backbone, target, build, rows=rows or Rows())
+    x = task.builder(DEFAULT, "probe").product
+    if x.in_bytes:
         return Declined(DECODED_IN_REGISTERS)
-    if MatrixKernel.refusal(product, form.fill) is None:
+    if MatrixKernel.refusal(x, form.fill) is None:
         return Declined(ON_MATRIX_UNIT)
     return task
 

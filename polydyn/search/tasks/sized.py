@@ -13,19 +13,21 @@ from itertools import product
 
 from polydyn.codegen.cpu.target import CpuTarget
 from polydyn.codegen.kernel import Kernel
-from polydyn.errors import Declined, ScheduleError
+from polydyn.errors import Declined
+from polydyn.lowering.alternatives import Rows
 from polydyn.lowering.cpu_tables import SizedKernel
 from polydyn.schedules.index import Index
 from polydyn.schedules.model import Group
 from polydyn.search.backbone import Backbone, Loop, Tile
-from polydyn.search.tasks.cpu import DEFAULT, Task, accumulation, declined_data, group_key
+from polydyn.search.explorers.explore import with_rows
+from polydyn.search.tasks.cpu import DEFAULT, RowsTask, accumulation, declined_data, group_key, verify_sizes
 
 ROWS = "its tasks are its rows, and it has no other size to choose"
 SERIAL = "it processes one element after another, and has no size to choose"
 
 
 @dataclass(frozen=True)
-class SizedTask(Task[Group]):
+class SizedTask(RowsTask[Group]):
     """A group to tune on a CPU. ``source``: its kernel with default sizes; ``build``: the compiler target."""
 
     source: SizedKernel
@@ -49,16 +51,24 @@ class SizedTask(Task[Group]):
         rule = self.parameters(DEFAULT)
 
         def distance(t: Tile) -> float:
-            return sum(abs(math.log(v / rule[n])) for n, v in (*t.compile, *t.launch))
+            return sum(abs(math.log(v / rule[n])) for n, v in t.sizes)
 
-        return [DEFAULT, *sorted(every, key=lambda t: (distance(t), t))[1:]][:max_count]
+        nearest = sorted(every, key=lambda t: (distance(t), t))[1:]
+        return list(with_rows([DEFAULT, *nearest], self.row_tiles))[:max_count]
 
     def parameters(self, tile: Tile) -> dict[str, int]:
-        """Return the values of all parameters of a tile; the default has the first value of each."""
+        """Return the values of all parameters of a tile; the default has the first value of each. With other rows, the
+        first one is the row, and sizes of another row than the tile's are 0.
+        """
         choices = self.source.choices()
-        return {n: values[0] for n, values in (*choices.built.items(), *choices.launched.items())} | dict(
-            (*tile.compile, *tile.launch)
-        )
+        own = {n: values[0] for n, values in (*choices.built.items(), *choices.launched.items())}
+        if not self.rows.choices:
+            return own | dict(tile.sizes)
+        others = {
+            f"{row} {n}": 0 for row, x in self.rows.choices.items() for n in (*x.choices.built, *x.choices.launched)
+        }
+        at = 1 << ("", *self.rows.choices).index(tile.row)
+        return {"row": at} | own | others | {f"{tile.row} {n}" if tile.row else n: v for n, v in tile.sizes}
 
     def kernel(self, tile: Tile, builder: SizedKernel) -> Kernel:
         """Return the kernel for a tile's compile-time part; ``launch`` has the values of the launch-time part."""
@@ -66,28 +76,26 @@ class SizedTask(Task[Group]):
 
     def builder(self, tile: Tile, name: str) -> SizedKernel:
         """Return the code generator for a tile. ScheduleError: the kernel does not offer one of its sizes."""
-        offered = {**self.source.choices().built, **self.source.choices().launched}
-        for n, v in (*tile.compile, *tile.launch):
-            if v not in offered.get(n, ()):
-                raise ScheduleError(
-                    f"group {self.key.structure} does not support {n}={v}",
-                    rule=f"{n} is one of {', '.join(map(str, offered.get(n, ()))) or 'nothing'}",
-                    remedy="tune the group again",
-                )
+        if tile.row:
+            builder: SizedKernel = self.row_choice(tile).builder(name, dict(tile.compile[1:]))
+            return builder
+        verify_sizes(self.key.structure, tile.sizes, {**self.source.choices().built, **self.source.choices().launched})
         return self.source.resized(name, dict(tile.compile))
 
     def shares(self, builder: SizedKernel, tile: Tile) -> dict[str, Index]:
         """Return the values of the launch-time symbols, over the kernel's other symbols."""
+        if tile.row:
+            return self.row_choice(tile).launch(builder, dict(tile.launch))
         return builder.launched(dict(tile.launch))
 
 
-def sized_task(key: str, source: SizedKernel, build: str) -> SizedTask | Declined:
-    """Return the task of a group, or why it is not tuned."""
-    group, choices = source.group, source.choices()
-    fixed = "" if choices.built or choices.launched else ROWS
+def sized_task(key: str, source: SizedKernel, build: str, rows: Rows | None = None) -> SizedTask | Declined:
+    """Return the task of a group, or why it is not tuned. ``rows``: other rows of its table that a search compares."""
+    group, choices, rows = source.group, source.choices(), rows or Rows()
+    fixed = "" if choices.built or choices.launched or rows.choices else ROWS
     if declined := declined_data(group, fixed):
         return declined
-    return SizedTask(group, group_key(key, group, source.target, build), backbone_of(group), source, build)
+    return SizedTask(group, group_key(key, group, source.target, build), backbone_of(group), source, build, rows=rows)
 
 
 def backbone_of(group: Group) -> Backbone:

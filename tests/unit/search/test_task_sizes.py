@@ -26,6 +26,16 @@ def test_images_are_as_square_as_their_pixels_allow() -> None:
     assert sorted(sizes.values()) == [4, 6]
 
 
+@pytest.mark.parametrize("rows", [1, 3, 8, 130])
+def test_no_side_of_an_image_is_negative(rows: int) -> None:
+    """Two sides of -1 pixel would make an image of one pixel, for which a kernel has no scratch."""
+    high, wide = (floordiv(x + 1, Index.of(8)) - 1 for x in (H, W))
+    sides, offset = [high, wide, Index.of(7)], Index.of(3) - H
+    sizes = model_sizes({"i1": high * wide}, {"i1": rows}, [*sides, offset])
+    assert (high * wide).evaluate(sizes) >= rows and min(x.evaluate(sizes) for x in sides) >= 1
+    assert model_sizes({"i1": high * wide}, {"i1": 1}) == {"H": 1, "W": 1}, "nothing says that these are sides"
+
+
 def test_extents_that_cannot_be_had_together_are_the_next_ones_above() -> None:
     assert model_sizes({"i0": N, "i1": N * 4}, {"i0": 2, "i1": 7}) == {"N": 2}
     assert model_sizes({"i1": W * 4}, {"i1": 7}) == {"W": 2}
