@@ -36,15 +36,36 @@ settings.register_profile(
 settings.load_profile("deterministic")
 
 
+_GENERATORS: list[np.random.Generator] = []
+_modules_searched = 0
+
+
+def _is_in_tests(module: object) -> bool:
+    """Return whether a module's file is below the folder of tests; a test's module has the name of its file alone."""
+    return str(getattr(module, "__dict__", {}).get("__file__")).startswith(f"{Path(__file__).parent}{os.sep}")
+
+
+def _generators() -> list[np.random.Generator]:
+    """Return the generators of all modules below tests/, each called RNG.
+
+    Only after an import are all modules searched: there are thousands, and every test and fixture calls this.
+    """
+    global _modules_searched
+    if len(sys.modules) != _modules_searched:
+        found = [vars(module).get("RNG") for module in list(sys.modules.values()) if _is_in_tests(module)]
+        _GENERATORS[:] = [rng for rng in found if isinstance(rng, np.random.Generator)]
+        _modules_searched = len(sys.modules)
+    return _GENERATORS
+
+
 def seed_numbers(name: str) -> None:
-    """Reset the generators of all test modules, each called RNG, to a state that depends only on ``name``.
+    """Reset the generators of all test modules to a state that depends only on ``name``.
 
     A test's random numbers then do not depend on the tests that ran before it in its process.
     """
     state = np.random.default_rng(crc32(name.encode())).bit_generator.state
-    for n, module in list(sys.modules.items()):
-        if n.startswith("tests.") and isinstance(rng := vars(module).get("RNG"), np.random.Generator):
-            rng.bit_generator.state = state
+    for rng in _generators():
+        rng.bit_generator.state = state
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -54,7 +75,9 @@ def pytest_runtest_call(item: pytest.Item) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_fixture_setup(fixturedef: pytest.FixtureDef[object]) -> None:
-    seed_numbers(f"{fixturedef.baseid} {fixturedef.argname}")
+    """Reset the generators for a fixture of ours; fixtures of pytest and values of parameters draw no numbers."""
+    if _is_in_tests(sys.modules.get(fixturedef.func.__module__)):
+        seed_numbers(f"{fixturedef.baseid} {fixturedef.argname}")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
