@@ -1,32 +1,41 @@
-"""Chooses the cases that `make test` leaves out, by their measured times, and writes tests/rare_cases.txt.
+"""Chooses the cases that `make test` leaves out, by their processor seconds, and writes tests/rare_cases.txt.
 
-    python -m pytest -n 2 -m "" --junitxml=times.xml && python -m tests.support.rare times.xml
+    python -m pytest -n 2 -m "" -p tests.support.processor --junitxml=times.xml
+    python -m tests.support.rare times.xml
 
-Of a test with several cases the fastest are kept: as many as run in ``BUDGET_SECONDS``, at least one, and all that take
-less than ``SHORT_SECONDS``. Then no case is kept that takes longer than ``LONGEST_SECONDS``, less in folders of
+Of a test with several cases those are kept that together take ``BUDGET_SECONDS``: first the case with the most values
+of parameters that no kept case has, of equal ones the fastest. At least one is kept, and all that take less than
+``SHORT_SECONDS``. Then no case is kept that takes longer than ``LONGEST_SECONDS``, less in folders of
 ``FOLDER_SECONDS``, except ``ESSENTIAL`` and the fastest case of a file. `make test-long` runs the others. `make
 test-cuda` runs every test of CUDA, which a change of its kernels or of the emulator needs.
+
+The limits are seconds of a Zen 1 core at 2.0 GHz. Cases of the table that no report names stay in it, so that a report
+of `make test` alone takes further cases out; a report with ``-m ""`` decides about all of them again.
 """
 
 from __future__ import annotations
 
 import sys
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from xml.etree import ElementTree
 
-BUDGET_SECONDS, SHORT_SECONDS, LONGEST_SECONDS = 6.0, 2.0, 10.0
-FOLDER_SECONDS = {"tests/cuda": 3.0, "tests/benchmarks": 6.0, "tests/cli": 6.0}
+from tests.support.processor import PROPERTY
+
+BUDGET_SECONDS, SHORT_SECONDS, LONGEST_SECONDS = 4.0, 1.5, 6.0
+FOLDER_SECONDS = {"tests/cuda": 4.0, "tests/benchmarks": 4.0, "tests/cli": 4.0}
 """Maximum seconds of a case in a folder. No kernel of CUDA has run on a GPU yet, and their texts rarely change."""
-ESSENTIAL = frozenset({
-    "tests/benchmarks/test_house.py::test_no_modules_import_each_other",
-    "tests/cli/test_jobs.py::test_a_batch_goes_on_after_a_failure_and_resumes",
-    "tests/cuda/test_cuda_program.py::test_models_run_at_every_shape_compiled_once[bert_tiny]",
-    "tests/models/test_code_blocks.py::test_the_first_page",
-    "tests/unit/onnx/test_operators_spatial.py::test_a_share_of_the_onnx_node_tests",
-    "tests/unit/plans/test_planted_mistakes.py::test_mistakes_are_seen",
-})
+ESSENTIAL = frozenset(
+    {
+        "tests/benchmarks/test_house.py::test_no_modules_import_each_other",
+        "tests/cli/test_jobs.py::test_a_batch_goes_on_after_a_failure_and_resumes",
+        "tests/cuda/test_cuda_program.py::test_models_run_at_every_shape_compiled_once[bert_tiny]",
+        "tests/models/test_code_blocks.py::test_the_first_page",
+        "tests/unit/onnx/test_operators_spatial.py::test_a_share_of_the_onnx_node_tests",
+        "tests/unit/plans/test_planted_mistakes.py::test_mistakes_are_seen",
+    }
+)
 """Slow cases without a faster one of the same kind."""
 TABLE = Path(__file__).parents[1] / "rare_cases.txt"
 
@@ -62,23 +71,51 @@ def _long(seconds: Mapping[str, float]) -> set[str]:
 
 
 def _rest(cases: list[tuple[float, str]]) -> Iterable[str]:
-    kept = 0.0
-    for k, (time, case) in enumerate(cases):
-        if k and time > SHORT_SECONDS and kept + time > BUDGET_SECONDS:
+    """Return the cases of one test that do not fit, of its cases with their times, fastest first."""
+    kept, values, left = 0.0, set[tuple[int, str]](), list(cases)
+    while left:
+        time, case = max(left, key=lambda x: len(_values(x[1], cases) - values))  # the fastest of equal ones
+        left.remove((time, case))
+        if values and time > SHORT_SECONDS and kept + time > BUDGET_SECONDS:
             yield case
         else:
             kept += time
+            values |= _values(case, cases)
+
+
+def _values(case: str, cases: list[tuple[float, str]]) -> set[tuple[int, str]]:
+    """Return the (position, value) of a case's parameters; its whole name if the names of the cases differ in form."""
+    parts = _parts(case)
+    alike = all(len(_parts(c)) == len(parts) for _, c in cases)
+    return set(enumerate(parts)) if alike else {(0, case)}
+
+
+def _parts(case: str) -> list[str]:
+    return case.partition("[")[2].removesuffix("]").split("-")
 
 
 def measured(report: Path) -> dict[str, float]:
-    """Return the seconds of each case in a report of pytest (JUnit's form)."""
+    """Return the processor seconds of each case in a report of pytest (JUnit's form).
+
+    ValueError: the report has none, because the plugin of tests.support.processor was not loaded.
+    """
     found = {}
     for case in ElementTree.parse(report).iter("testcase"):
         if not any(child.tag == "skipped" for child in case):
+            seconds = {p.attrib["name"]: p.attrib["value"] for p in case.iter("property")}
+            if PROPERTY not in seconds:
+                raise ValueError(f"{report} has no processor seconds: run pytest with -p tests.support.processor")
             file = case.attrib["classname"].replace(".", "/") + ".py"
-            found[f"{file}::{case.attrib['name']}"] = float(case.attrib["time"])
+            found[f"{file}::{case.attrib['name']}"] = float(seconds[PROPERTY])
     return found
 
 
+def main(reports: Sequence[str]) -> None:
+    """Write the table from reports; a case in several of them has the time of the last."""
+    seconds = {case: time for report in reports for case, time in measured(Path(report)).items()}
+    before = {case for cases in rare_cases().values() for case in cases}
+    TABLE.write_text("".join(f"{case}\n" for case in sorted({*choose(seconds), *before - set(seconds)})))
+
+
 if __name__ == "__main__":
-    TABLE.write_text("".join(f"{case}\n" for case in choose(measured(Path(sys.argv[1])))))
+    main(sys.argv[1:])
