@@ -93,10 +93,11 @@ def _headers_text(folder: Path) -> str:
 
 @functools.cache
 def _precompiled(header: str, command: tuple[str, ...], version: str, folder: Path) -> Path:
-    """Precompile a device header with the compiler and options of ``command``; return its file in a folder of the cache.
+    """Precompile a device header with the compiler and options of ``command``; return its file in the cache.
 
     Parsing the headers takes a third of the time of a small kernel. The compiler takes the file in place of the header
-    if all options agree, and the header itself if the file was evicted. BuildError: the header does not compile.
+    if all options agree, and the header itself if the file was evicted. ``folder``: of emulated kernels in the cache.
+    BuildError: the header does not compile.
     """
     key = content_key("precompiled", header, _headers_text(HEADERS), version, *command)
 

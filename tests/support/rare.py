@@ -6,7 +6,8 @@
 Of a test with several cases those are kept that together take ``BUDGET_SECONDS``: first the case with the most values
 of parameters that no kept case has, of equal ones the fastest. At least one is kept, and all that take less than
 ``SHORT_SECONDS``. Then no case is kept that takes longer than ``LONGEST_SECONDS``, less in folders of
-``FOLDER_SECONDS``, except ``ESSENTIAL`` and the fastest case of a file. `make test-long` runs the others. `make
+``FOLDER_SECONDS``, except ``ESSENTIAL`` and the fastest case of a file; no case of a shared fixture that takes longer
+either. `make test-long` runs the others. `make
 test-cuda` runs every test of CUDA, which a change of its kernels or of the emulator needs.
 
 The limits are seconds of a Zen 1 core at 2.0 GHz. Cases of the table that no report names stay in it, so that a report
@@ -21,7 +22,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from xml.etree import ElementTree
 
-from tests.support.processor import PROPERTY
+from tests.support.processor import FIXTURES, PROPERTY
 
 BUDGET_SECONDS, SHORT_SECONDS, LONGEST_SECONDS = 4.0, 1.5, 6.0
 FOLDER_SECONDS = {"tests/cuda": 4.0, "tests/benchmarks": 4.0, "tests/cli": 4.0}
@@ -48,26 +49,27 @@ def rare_cases() -> dict[str, frozenset[str]]:
     return {file: frozenset(cases) for file, cases in found.items()}
 
 
-def choose(seconds: Mapping[str, float]) -> list[str]:
-    """Return the cases to leave out, of all cases with their times."""
+def choose(seconds: Mapping[str, float], fixtures: Mapping[str, float]) -> list[str]:
+    """Return the cases to leave out, of all cases with their times and those of the fixtures that they share."""
     of_test: dict[str, list[tuple[float, str]]] = defaultdict(list)
     for case, time in seconds.items():
         of_test[case.partition("[")[0]].append((time, case))
     rest = {case for cases in of_test.values() for case in _rest(sorted(cases))}
-    return sorted(rest | _long({case: time for case, time in seconds.items() if case not in rest}))
+    return sorted(rest | _long({case: time for case, time in seconds.items() if case not in rest}, fixtures))
 
 
-def _long(seconds: Mapping[str, float]) -> set[str]:
-    """Return the cases that take too long, except the fastest of each file."""
+def _long(seconds: Mapping[str, float], fixtures: Mapping[str, float]) -> set[str]:
+    """Return the cases that take too long, alone or by a fixture, except the fastest of each file."""
     fastest: dict[str, str] = {}
-    for case in sorted(seconds, key=lambda x: (seconds[x], x)):
+    for case in sorted(seconds, key=lambda x: (max(seconds[x], fixtures.get(x, 0.0)), x)):
         fastest.setdefault(case.partition("::")[0], case)
 
     def limit(case: str) -> float:
         return next((s for folder, s in FOLDER_SECONDS.items() if case.startswith(folder)), LONGEST_SECONDS)
 
     kept = ESSENTIAL | set(fastest.values())
-    return {case for case, time in seconds.items() if time > limit(case) and case not in kept}
+    times = {case: max(time, fixtures.get(case, 0.0)) for case, time in seconds.items()}
+    return {case for case, time in times.items() if time > limit(case) and case not in kept}
 
 
 def _rest(cases: list[tuple[float, str]]) -> Iterable[str]:
@@ -94,8 +96,8 @@ def _parts(case: str) -> list[str]:
     return case.partition("[")[2].removesuffix("]").split("-")
 
 
-def measured(report: Path) -> dict[str, float]:
-    """Return the processor seconds of each case in a report of pytest (JUnit's form).
+def measured(report: Path, name: str = PROPERTY) -> dict[str, float]:
+    """Return the processor seconds of each case in a report of pytest (JUnit's form), or of its slowest fixture.
 
     ValueError: the report has none, because the plugin of tests.support.processor was not loaded.
     """
@@ -103,18 +105,22 @@ def measured(report: Path) -> dict[str, float]:
     for case in ElementTree.parse(report).iter("testcase"):
         if not any(child.tag == "skipped" for child in case):
             seconds = {p.attrib["name"]: p.attrib["value"] for p in case.iter("property")}
-            if PROPERTY not in seconds:
+            if name not in seconds:
                 raise ValueError(f"{report} has no processor seconds: run pytest with -p tests.support.processor")
             file = case.attrib["classname"].replace(".", "/") + ".py"
-            found[f"{file}::{case.attrib['name']}"] = float(seconds[PROPERTY])
+            found[f"{file}::{case.attrib['name']}"] = float(seconds[name])
     return found
 
 
 def main(reports: Sequence[str]) -> None:
     """Write the table from reports; a case in several of them has the time of the last."""
-    seconds = {case: time for report in reports for case, time in measured(Path(report)).items()}
+    seconds, fixtures = (
+        {case: time for report in reports for case, time in measured(Path(report), name).items()}
+        for name in (PROPERTY, FIXTURES)
+    )
     before = {case for cases in rare_cases().values() for case in cases}
-    TABLE.write_text("".join(f"{case}\n" for case in sorted({*choose(seconds), *before - set(seconds)})))
+    cases = {*choose(seconds, fixtures), *before - set(seconds)}
+    TABLE.write_text("".join(f"{case}\n" for case in sorted(cases)))
 
 
 if __name__ == "__main__":
