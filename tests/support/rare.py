@@ -24,8 +24,8 @@ from xml.etree import ElementTree
 
 from tests.support.processor import FIXTURES, PROPERTY
 
-BUDGET_SECONDS, SHORT_SECONDS, LONGEST_SECONDS = 4.0, 1.5, 6.0
-FOLDER_SECONDS = {"tests/cuda": 4.0, "tests/benchmarks": 4.0, "tests/cli": 4.0}
+BUDGET_SECONDS, SHORT_SECONDS, LONGEST_SECONDS = 3.0, 1.0, 5.0
+FOLDER_SECONDS = {"tests/cuda": 3.5, "tests/benchmarks": 3.5, "tests/cli": 3.5}
 """Maximum seconds of a case in a folder. No kernel of CUDA has run on a GPU yet, and their texts rarely change."""
 ESSENTIAL = frozenset(
     {
