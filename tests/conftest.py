@@ -19,7 +19,7 @@ import polydyn
 from polydyn import extend
 from polydyn.build.cache import cache_dir
 from polydyn.errors import BuildError
-from tests.support.rare import rare_cases
+from tests.support.rare import HEAVY_TABLE, TABLE, cases_of
 
 GOLDEN = Path(__file__).parent / "golden"
 os.environ.pop("COLUMNS", None)  # pytest-xdist sets it in its workers; tables of commands follow it
@@ -90,20 +90,22 @@ SLOW_FOLDERS = ("models", "cuda", "benchmarks", "cli", "kernels", "program")
 
 @pytest.hookimpl(tryfirst=True)  # before slow tests are deselected
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Mark the cases of tests/rare_cases.txt as slow. Sort slow tests first, otherwise keep the order of the files.
+    """Mark cases as slow or heavy by tests/rare_cases.txt and tests/heavy_cases.txt. Sort slow tests first, otherwise
+    keep the order of the files.
 
-    pytest.UsageError: the table names a case that a collected file does not have.
+    pytest.UsageError: a table names a case that a collected file does not have.
     """
-    rare = rare_cases()
     names = defaultdict(set)
     for item in items:
-        file, _, _ = item.nodeid.partition("::")
-        names[file].add(item.nodeid)
-        if item.nodeid in rare.get(file, ()):
-            item.add_marker(pytest.mark.slow)
-    missing = sorted(case for file in names for case in rare.get(file, frozenset()) - names[file])
-    if missing and not any("::" in argument for argument in config.args):  # then files are collected whole
-        raise pytest.UsageError(f"tests/rare_cases.txt names cases that do not exist: {missing}")
+        names[item.nodeid.partition("::")[0]].add(item.nodeid)
+    for table, mark in ((TABLE, pytest.mark.slow), (HEAVY_TABLE, pytest.mark.heavy)):
+        listed = cases_of(table)
+        for item in items:
+            if item.nodeid in listed.get(item.nodeid.partition("::")[0], ()):
+                item.add_marker(mark)
+        missing = sorted(case for file in names for case in listed.get(file, frozenset()) - names[file])
+        if missing and not any("::" in argument for argument in config.args):  # then files are collected whole
+            raise pytest.UsageError(f"tests/{table.name} names cases that do not exist: {missing}")
     folders = [item.path.relative_to(Path(__file__).parent).parts[0] for item in items]
     order = {f: k for k, f in enumerate(SLOW_FOLDERS)}
     position = {id(item): order.get(f, len(order)) for item, f in zip(items, folders, strict=True)}

@@ -112,7 +112,7 @@ FLOAT = {"batched_product", "free_product", "left_product", "odd_product", "kept
 
 
 COMPILED = (2, 4, 8, 10, 12)
-"""Outputs of ``every_kind`` that `make test` compiles: Gemm, a batch, few steps, tied weights, the branches of an If."""
+"""Outputs of ``every_kind`` that most cases compile: Gemm, a batch, few steps, tied weights, the branches of an If."""
 
 
 def only(model: onnx.ModelProto, outputs: Sequence[str]) -> onnx.ModelProto:

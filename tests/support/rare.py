@@ -1,5 +1,7 @@
 """Chooses the cases that `make test` leaves out, by their processor seconds, and writes tests/rare_cases.txt.
 
+Likewise tests/heavy_cases.txt: cases under tests/unit that `make unit` leaves out and `make test` runs.
+
     python -m pytest -n 2 -m "" -p tests.support.processor --junitxml=times.xml
     python -m tests.support.rare times.xml
 
@@ -38,13 +40,17 @@ ESSENTIAL = frozenset(
     }
 )
 """Slow cases without a faster one of the same kind."""
-TABLE = Path(__file__).parents[1] / "rare_cases.txt"
+UNIT_SECONDS = 1.5
+"""Maximum seconds of a case in `make unit`, and of a fixture that it shares."""
+TESTS = Path(__file__).parents[1]
+TABLE, HEAVY_TABLE = TESTS / "rare_cases.txt", TESTS / "heavy_cases.txt"
+"""Cases that `make test` leaves out, and cases under tests/unit that only `make unit` leaves out."""
 
 
-def rare_cases() -> dict[str, frozenset[str]]:
-    """Return name of a test file -> the cases of the table."""
+def cases_of(table: Path) -> dict[str, frozenset[str]]:
+    """Return name of a test file -> its cases in a table."""
     found: dict[str, set[str]] = defaultdict(set)
-    for line in TABLE.read_text().splitlines():
+    for line in table.read_text().splitlines():
         found[line.partition("::")[0]].add(line)
     return {file: frozenset(cases) for file, cases in found.items()}
 
@@ -118,9 +124,10 @@ def main(reports: Sequence[str]) -> None:
         {case: time for report in reports for case, time in measured(Path(report), name).items()}
         for name in (PROPERTY, FIXTURES)
     )
-    before = {case for cases in rare_cases().values() for case in cases}
-    cases = {*choose(seconds, fixtures), *before - set(seconds)}
-    TABLE.write_text("".join(f"{case}\n" for case in sorted(cases)))
+    heavy = {c for c, s in seconds.items() if c.startswith("tests/unit/") and max(s, fixtures[c]) > UNIT_SECONDS}
+    for table, chosen in ((TABLE, set(choose(seconds, fixtures))), (HEAVY_TABLE, heavy)):
+        before = set(table.read_text().splitlines())
+        table.write_text("".join(f"{case}\n" for case in sorted(chosen | before - set(seconds))))
 
 
 if __name__ == "__main__":
