@@ -40,7 +40,7 @@ ESSENTIAL = frozenset(
     }
 )
 """Slow cases without a faster one of the same kind."""
-UNIT_SECONDS = 1.5
+UNIT_SECONDS = 0.4
 """Maximum seconds of a case in `make unit`, and of a fixture that it shares."""
 TESTS = Path(__file__).parents[1]
 TABLE, HEAVY_TABLE = TESTS / "rare_cases.txt", TESTS / "heavy_cases.txt"
