@@ -26,7 +26,7 @@ from xml.etree import ElementTree
 
 from tests.support.processor import FIXTURES, PROPERTY
 
-BUDGET_SECONDS, SHORT_SECONDS, LONGEST_SECONDS = 3.0, 1.0, 5.0
+BUDGET_SECONDS, SHORT_SECONDS, LONGEST_SECONDS = 2.0, 0.7, 5.0
 FOLDER_SECONDS = {"tests/cuda": 3.5, "tests/benchmarks": 3.5, "tests/cli": 3.5}
 """Maximum seconds of a case in a folder. No kernel of CUDA has run on a GPU yet, and their texts rarely change."""
 ESSENTIAL = frozenset(
