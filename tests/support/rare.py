@@ -33,7 +33,7 @@ ESSENTIAL = frozenset(
     {
         "tests/benchmarks/test_house.py::test_no_modules_import_each_other",
         "tests/cli/test_jobs.py::test_a_batch_goes_on_after_a_failure_and_resumes",
-        "tests/cuda/test_cuda_program.py::test_models_run_at_every_shape_compiled_once[bert_tiny]",
+        "tests/cuda/test_cuda_program.py::test_models_run_at_every_shape_compiled_once[bert_tiny at one shape]",
         "tests/models/test_code_blocks.py::test_the_first_page",
         "tests/unit/onnx/test_operators_spatial.py::test_a_share_of_the_onnx_node_tests",
         "tests/unit/plans/test_planted_mistakes.py::test_mistakes_are_seen",
