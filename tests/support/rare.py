@@ -9,7 +9,7 @@ Of a test with several cases those are kept that together take ``BUDGET_SECONDS`
 of parameters that no kept case has, of equal ones the fastest. At least one is kept, and all that take less than
 ``SHORT_SECONDS``. Then no case is kept that takes longer than ``LONGEST_SECONDS``, less in folders of
 ``FOLDER_SECONDS``, except ``ESSENTIAL`` and the fastest case of a file; no case of a shared fixture that takes longer
-either. `make test-long` runs the others. `make
+than ``FIXTURE_SECONDS``. What begins with ``KEPT`` stays. `make test-long` runs the others. `make
 test-cuda` runs every test of CUDA, which a change of its kernels or of the emulator needs.
 
 The limits are seconds of a Zen 1 core at 2.0 GHz. Cases of the table that no report names stay in it, so that a report
@@ -40,6 +40,15 @@ ESSENTIAL = frozenset(
     }
 )
 """Slow cases without a faster one of the same kind."""
+KEPT = (
+    "tests/kernels/test_bugs.py", "tests/models/test_fuzzed_models.py::test_a_kept_model", "tests/unit/house/",
+    "tests/cuda/test_gpu_primitives.py::test_primitive_equals_numpy",
+    "tests/cuda/test_cuda_indices.py::test_a_wrong_index", "tests/cuda/test_cuda_masks.py::test_rows_without_a_key",
+    "tests/models/test_code_blocks.py", "tests/program/test_quantize.py::test_every_kind",
+)  # fmt: skip
+"""Beginnings of names that stay: each case pins a bug or runs a page, or many cases share one compilation."""
+FIXTURE_SECONDS = 8.0
+"""Maximum seconds of a fixture that cases under tests/cuda share."""
 UNIT_SECONDS = 0.4
 """Maximum seconds of a case in `make unit`, and of a fixture that it shares."""
 TESTS = Path(__file__).parents[1]
@@ -61,7 +70,8 @@ def choose(seconds: Mapping[str, float], fixtures: Mapping[str, float]) -> list[
     for case, time in seconds.items():
         of_test[case.partition("[")[0]].append((time, case))
     rest = {case for cases in of_test.values() for case in _rest(sorted(cases))}
-    return sorted(rest | _long({case: time for case, time in seconds.items() if case not in rest}, fixtures))
+    long = _long({case: time for case, time in seconds.items() if case not in rest}, fixtures)
+    return sorted(case for case in rest | long if not case.startswith(KEPT))
 
 
 def _long(seconds: Mapping[str, float], fixtures: Mapping[str, float]) -> set[str]:
@@ -74,8 +84,8 @@ def _long(seconds: Mapping[str, float], fixtures: Mapping[str, float]) -> set[st
         return next((s for folder, s in FOLDER_SECONDS.items() if case.startswith(folder)), LONGEST_SECONDS)
 
     kept = ESSENTIAL | set(fastest.values())
-    times = {case: max(time, fixtures.get(case, 0.0)) for case, time in seconds.items()}
-    return {case for case, time in times.items() if time > limit(case) and case not in kept}
+    shared = {case for case, time in fixtures.items() if time > FIXTURE_SECONDS and case.startswith("tests/cuda/")}
+    return {c for c, time in seconds.items() if (time > limit(c) or c in shared) and c not in kept}
 
 
 def _rest(cases: list[tuple[float, str]]) -> Iterable[str]:
