@@ -32,6 +32,7 @@ FOLDER_SECONDS = {"tests/cuda": 3.5, "tests/benchmarks": 3.5, "tests/cli": 3.5}
 ESSENTIAL = frozenset(
     {
         "tests/benchmarks/test_house.py::test_no_modules_import_each_other",
+        "tests/benchmarks/test_soak_and_kills.py::test_killed_writers_leave_nothing_half_written",
         "tests/cli/test_jobs.py::test_a_batch_goes_on_after_a_failure_and_resumes",
         "tests/cuda/test_cuda_program.py::test_models_run_at_every_shape_compiled_once[bert_tiny at one shape]",
         "tests/models/test_code_blocks.py::test_the_first_page",
