@@ -108,12 +108,12 @@ def test_few_rows_compute_at_ragged_sizes(sizes: GemvTile) -> None:
         assert run_product(t, {}, m, n, k), (m, n, k)
 
 
-GROUPS, BOXES = WarpgroupTile(2, 1, 1, 2, 4, (2, 2)), WarpgroupTile(1, 2, 1, 1, 8, (2, 3), 32)
+PANELS, BOXES = WarpgroupTile(2, 1, 1, 2, 4, (2, 2)), WarpgroupTile(1, 2, 1, 1, 8, (2, 3), 32)
 SMALL, RAGGED = [(1, 1, 1), (5, 3, 0)], [(1, 1, 1), (33, 37, 5), (16, 32, 4), (5, 3, 0)]
 
 
 @pytest.mark.parametrize(
-    ("sizes", "shapes"), [(GROUPS, SMALL), slow(GROUPS, RAGGED), slow(BOXES, RAGGED)],
+    ("sizes", "shapes"), [(PANELS, SMALL), slow(PANELS, RAGGED), slow(BOXES, RAGGED)],
     ids=["groups, small", "groups", "boxes"],
 )  # fmt: skip
 def test_warpgroups_compute_at_ragged_sizes(sizes: WarpgroupTile, shapes: list[tuple[int, int, int]]) -> None:
