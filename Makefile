@@ -44,9 +44,9 @@ test-long: $(VENV)/.extra-test
 test-cuda: $(VENV)/.extra-test
 	$(BIN)/python -m pytest -n auto --dist worksteal -m "" tests/cuda
 
-# The suite to run all day: no compiler, one to three minutes on two cores.
+# The suite to run all day: no compiler, no case that takes seconds; about a minute on two cores.
 unit: $(VENV)/.extra-test
-	$(BIN)/python -m pytest -n auto --dist worksteal tests/unit -m "not slow and not compiler"
+	$(BIN)/python -m pytest -n auto --dist worksteal tests/unit -m "not slow and not compiler and not heavy"
 
 lint: $(VENV)/.extra-lint
 	$(BIN)/ruff check .

@@ -19,7 +19,7 @@ import polydyn
 from polydyn import extend
 from polydyn.build.cache import cache_dir
 from polydyn.errors import BuildError
-from tests.support.rare import rare_cases
+from tests.support.rare import HEAVY_TABLE, TABLE, cases_of
 
 GOLDEN = Path(__file__).parent / "golden"
 os.environ.pop("COLUMNS", None)  # pytest-xdist sets it in its workers; tables of commands follow it
@@ -36,15 +36,36 @@ settings.register_profile(
 settings.load_profile("deterministic")
 
 
+_GENERATORS: list[np.random.Generator] = []
+_modules_searched = 0
+
+
+def _is_in_tests(module: object) -> bool:
+    """Return whether a module's file is below the folder of tests; a test's module has the name of its file alone."""
+    return str(getattr(module, "__dict__", {}).get("__file__")).startswith(f"{Path(__file__).parent}{os.sep}")
+
+
+def _generators() -> list[np.random.Generator]:
+    """Return the generators of all modules below tests/, each called RNG.
+
+    Only after an import are all modules searched: there are thousands, and every test and fixture calls this.
+    """
+    global _modules_searched
+    if len(sys.modules) != _modules_searched:
+        found = [vars(module).get("RNG") for module in list(sys.modules.values()) if _is_in_tests(module)]
+        _GENERATORS[:] = [rng for rng in found if isinstance(rng, np.random.Generator)]
+        _modules_searched = len(sys.modules)
+    return _GENERATORS
+
+
 def seed_numbers(name: str) -> None:
-    """Reset the generators of all test modules, each called RNG, to a state that depends only on ``name``.
+    """Reset the generators of all test modules to a state that depends only on ``name``.
 
     A test's random numbers then do not depend on the tests that ran before it in its process.
     """
     state = np.random.default_rng(crc32(name.encode())).bit_generator.state
-    for n, module in list(sys.modules.items()):
-        if n.startswith("tests.") and isinstance(rng := vars(module).get("RNG"), np.random.Generator):
-            rng.bit_generator.state = state
+    for rng in _generators():
+        rng.bit_generator.state = state
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -54,7 +75,9 @@ def pytest_runtest_call(item: pytest.Item) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_fixture_setup(fixturedef: pytest.FixtureDef[object]) -> None:
-    seed_numbers(f"{fixturedef.baseid} {fixturedef.argname}")
+    """Reset the generators for a fixture of ours; fixtures of pytest and values of parameters draw no numbers."""
+    if _is_in_tests(sys.modules.get(fixturedef.func.__module__)):
+        seed_numbers(f"{fixturedef.baseid} {fixturedef.argname}")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -67,20 +90,22 @@ SLOW_FOLDERS = ("models", "cuda", "benchmarks", "cli", "kernels", "program")
 
 @pytest.hookimpl(tryfirst=True)  # before slow tests are deselected
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Mark the cases of tests/rare_cases.txt as slow. Sort slow tests first, otherwise keep the order of the files.
+    """Mark cases as slow or heavy by tests/rare_cases.txt and tests/heavy_cases.txt. Sort slow tests first, otherwise
+    keep the order of the files.
 
-    pytest.UsageError: the table names a case that a collected file does not have.
+    pytest.UsageError: a table names a case that a collected file does not have.
     """
-    rare = rare_cases()
     names = defaultdict(set)
     for item in items:
-        file, _, _ = item.nodeid.partition("::")
-        names[file].add(item.nodeid)
-        if item.nodeid in rare.get(file, ()):
-            item.add_marker(pytest.mark.slow)
-    missing = sorted(case for file in names for case in rare.get(file, frozenset()) - names[file])
-    if missing and not any("::" in argument for argument in config.args):  # then files are collected whole
-        raise pytest.UsageError(f"tests/rare_cases.txt names cases that do not exist: {missing}")
+        names[item.nodeid.partition("::")[0]].add(item.nodeid)
+    for table, mark in ((TABLE, pytest.mark.slow), (HEAVY_TABLE, pytest.mark.heavy)):
+        listed = cases_of(table)
+        for item in items:
+            if item.nodeid in listed.get(item.nodeid.partition("::")[0], ()):
+                item.add_marker(mark)
+        missing = sorted(case for file in names for case in listed.get(file, frozenset()) - names[file])
+        if missing and not any("::" in argument for argument in config.args):  # then files are collected whole
+            raise pytest.UsageError(f"tests/{table.name} names cases that do not exist: {missing}")
     folders = [item.path.relative_to(Path(__file__).parent).parts[0] for item in items]
     order = {f: k for k, f in enumerate(SLOW_FOLDERS)}
     position = {id(item): order.get(f, len(order)) for item, f in zip(items, folders, strict=True)}

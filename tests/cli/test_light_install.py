@@ -49,7 +49,7 @@ def test_every_command_runs_without_packages_of_extras(tmp_path: Path) -> None:
     onnx.save(made, files["m.onnx"])
     shape, source, program, records = ("--shape", "M=7"), files["m.onnx"], files["m.polydyn"], files["r.db"]
     commands: list[list[str]] = [
-        ["tune", source, "--records", records, "--trials", "10", "--threads", "1", "--dim", "M=1:64@7"],
+        ["tune", source, "--records", records, "--trials", "2", "--threads", "1", "--dim", "M=1:64@7"],
         ["tune", source, "--records", records, "--trials", "2", "--threads", "1", "--strategy", "dietcode"],
         ["tune", source, "--records", records, "--trials", "2", "--threads", "1", "--strategy", "bladedisc"],
         ["compile", source, "-o", program, "--records", records, "--threads", "1"],

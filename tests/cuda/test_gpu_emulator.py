@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+
 import numpy as np
 import pytest
 
 from polydyn.errors import BuildError
+from polydyn.gpu import emulator
 from polydyn.gpu.emulator import Counters, EmulatedModule, compile_emulated
 from polydyn.gpu.errors import DeviceError
 from polydyn.testing.device.gemms import MMA_SOURCE, Problem
@@ -101,6 +106,29 @@ def test_calls_that_do_not_fit_the_kernel(module: EmulatedModule) -> None:
     ):
         with pytest.raises(DeviceError, match=message):
             module.launch(name, 1, threads, args, smem=1024)
+
+
+def test_the_headers_are_parsed_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first kernel precompiles the header, and g++ takes that file (``-H`` marks it with ``!``)."""
+    if "clang" in emulator.emulator_compiler()[1]:
+        pytest.skip("only g++ takes a precompiled header in place of an included one")
+    monkeypatch.setenv("POLYDYN_CACHE", str(tmp_path))
+    emulator._precompiled.cache_clear()
+    seen = []
+
+    def compile_seen(command: Sequence[str]) -> None:
+        done = subprocess.run([*command, "-H"], capture_output=True, text=True, check=True)
+        seen.append((command[-1].rpartition("/")[2], [x for x in done.stderr.splitlines() if x.startswith("!")]))
+
+    monkeypatch.setattr(emulator, "_compile", compile_seen)
+    for value in (1.0, 2.0):
+        text = KERNEL.replace("hopper", "device").format(name="k", body=f"pd_stg(g + t, {value}f);")
+        g = np.zeros(64, np.float32)
+        EmulatedModule(compile_emulated(text)).launch("k", 1, 64, [g, np.int32(0)])
+        assert (g == value).all()
+    assert [name for name, _ in seen] == ["pd_device.cuh.gch", "kernel.so", "kernel.so"]
+    assert [len(used) for _, used in seen] == [0, 1, 1] and "pd_device.cuh.gch" in seen[1][1][0]
+    emulator._precompiled.cache_clear()
 
 
 def test_a_kernel_that_does_not_compile() -> None:

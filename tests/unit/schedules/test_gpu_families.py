@@ -108,12 +108,17 @@ def test_few_rows_compute_at_ragged_sizes(sizes: GemvTile) -> None:
         assert run_product(t, {}, m, n, k), (m, n, k)
 
 
+PANELS, BOXES = WarpgroupTile(2, 1, 1, 2, 4, (2, 2)), WarpgroupTile(1, 2, 1, 1, 8, (2, 3), 32)
+SMALL, RAGGED = [(1, 1, 1), (5, 3, 0)], [(1, 1, 1), (33, 37, 5), (16, 32, 4), (5, 3, 0)]
+
+
 @pytest.mark.parametrize(
-    "sizes", [WarpgroupTile(2, 1, 1, 2, 4, (2, 2)), WarpgroupTile(1, 2, 1, 1, 8, (2, 3), 32)], ids=str
-)
-def test_warpgroups_compute_at_ragged_sizes(sizes: WarpgroupTile) -> None:
+    ("sizes", "shapes"), [(PANELS, SMALL), slow(PANELS, RAGGED), slow(BOXES, RAGGED)],
+    ids=["groups, small", "groups", "boxes"],
+)  # fmt: skip
+def test_warpgroups_compute_at_ragged_sizes(sizes: WarpgroupTile, shapes: list[tuple[int, int, int]]) -> None:
     t = warpgroups(sizes)
-    for m, n, k in ((1, 1, 1), (33, 37, 5), (16, 32, 4), (5, 3, 0)):
+    for m, n, k in shapes:
         assert run_product(t, {}, m, n, k, B=1), (m, n, k)
 
 
@@ -146,24 +151,30 @@ def test_online_softmax_of_warpgroups_is_proven(sizes: WarpgroupOnlineTile) -> N
     prove(hopper(sizes))
 
 
-@pytest.mark.parametrize(("step", "fragments"), [slow(4, 1), slow(16, 1), slow(16, 2), (4, 2)])
-def test_online_softmax_computes_at_ragged_sizes(step: int, fragments: int) -> None:
+@pytest.mark.parametrize(
+    ("step", "fragments", "rows", "keys"),
+    [
+        *((4, 2, *n) for n in ((1, 1), (2, 0))),
+        slow(4, 2, 17, 19),
+        *(slow(*sizes, *n) for sizes in ((4, 1), (16, 1), (16, 2)) for n in ((1, 1), (17, 19), (2, 0))),
+    ],
+)
+def test_online_softmax_computes_at_ragged_sizes(step: int, fragments: int, rows: int, keys: int) -> None:
     depth, width = 2 * step - 1, 29
     t = online(OnlineTile(1, 16, 2 * step, 32, step, fragments), depth, width)
-    for rows, keys in ((1, 1), (17, 19), (2, 0)):
-        assert run_online(t, depth, width, rows, keys), (rows, keys)
+    assert run_online(t, depth, width, rows, keys)
 
 
-def test_shares_of_online_softmax_leave_what_a_second_launch_needs() -> None:
+@pytest.mark.parametrize(("rows", "keys"), [(1, 1), slow(17, 9), (2, 0)])
+def test_shares_of_online_softmax_leave_what_a_second_launch_needs(rows: int, keys: int) -> None:
     t = online_shares(OnlineTile(1, 16, 4, 32, 4), 3, 29)
-    for rows, keys in ((1, 1), (17, 9), (2, 0)):
-        assert run_shares(t, 3, 29, rows, keys), (rows, keys)
+    assert run_shares(t, 3, 29, rows, keys)
 
 
-def test_online_softmax_of_warpgroups_computes_at_ragged_sizes() -> None:
+@pytest.mark.parametrize(("rows", "keys"), [(2, 0), (1, 3), slow(3, 19)])
+def test_online_softmax_of_warpgroups_computes_at_ragged_sizes(rows: int, keys: int) -> None:
     t = hopper(WarpgroupOnlineTile(1, 16, (2, 1), (1, 4), 2), 3, 29)
-    for rows, keys in ((2, 0), (3, 19)):
-        assert run_online(t, 3, 29, rows, keys), (rows, keys)
+    assert run_online(t, 3, 29, rows, keys)
 
 
 def test_what_a_product_may_be_late_for() -> None:
