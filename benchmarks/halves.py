@@ -32,7 +32,7 @@ from benchmarks import record
 from polydyn.cli.parsing import sizes
 from polydyn.graph.dtypes import numpy_dtype
 from polydyn.schedules.expr import Array
-from polydyn.testing.halves import HALVES, in_halves, rounded, widened
+from polydyn.testing.halves import HALVES, in_type, rounded, widened
 from polydyn.testing.inputs import feeds, shapes
 
 Run = Callable[[], Any]
@@ -80,7 +80,7 @@ def times(runs: Mapping[str, Run], rounds: int) -> dict[str, tuple[float, float]
 def measure(path: str, args: argparse.Namespace) -> list[dict[str, Any]]:
     """Return the rows of one model."""
     plain, points, threads, rounds = onnx.load(path), args.shapes, args.threads, args.rounds
-    models = {"float32": plain, **{t: in_halves(plain, t) for t in HALVES if t in args.only}}
+    models = {"float32": plain, **{t: in_type(plain, t) for t in HALVES if t in args.only}}
     programs = {t: polydyn.compile(m, threads=threads) for t, m in models.items()}
     programs[WORDS] = polydyn.compile(plain, threads=threads, options=polydyn.Options(precision="bf16"))
     programs = {t: p for t, p in programs.items() if t in ("float32", *args.only)}

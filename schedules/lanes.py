@@ -14,13 +14,13 @@ from polydyn.schedules.ranges import simplify
 
 LANE = "@lane"
 """The symbol of the lane's number."""
-VECTOR_DTYPES = ("float32", "int32", "int64", "bool", "uint8", "int8", "float16", "bfloat16")
-"""Types of values in vector lanes. Loops over other types stay scalar."""
+VECTOR_DTYPES = ("float32", "int32", "int64", "bool", "uint8", "int8", "float16", "bfloat16", "float64")
+"""Types of values in the lanes of a CPU vector. Loops over other types stay scalar."""
 FLOAT_LANES = ("float32", "float16", "bfloat16")
 """Types that the lanes of a CPU vector hold as float32."""
-DEVICE_DTYPES = (*VECTOR_DTYPES, *FLOAT8)
+DEVICE_DTYPES = (*(d for d in VECTOR_DTYPES if d != "float64"), *FLOAT8)
 """Types of values in CUDA kernels, whose lanes are threads."""
-RAMP_DTYPES = ("float32", "int32", "int64")
+RAMP_DTYPES = ("float32", "int32", "int64", "float64")
 """Types that an integer expression may be converted to if it differs from lane to lane."""
 
 
@@ -28,7 +28,7 @@ def has_lanes(v: Value, dtypes: Collection[str] = VECTOR_DTYPES) -> bool:
     """Whether every part of an expression has a vector form for these dtypes."""
     if C_FUNCTIONS and any(isinstance(x, Op) and x.name in C_FUNCTIONS for x in walk(v)):
         return False
-    return all(x.dtype in (RAMP_DTYPES if isinstance(x, FromIndex) else dtypes) for x in walk(v))
+    return all(x.dtype in dtypes and (x.dtype in RAMP_DTYPES or not isinstance(x, FromIndex)) for x in walk(v))
 
 
 @lru_cache(maxsize=4096)

@@ -10,7 +10,7 @@ import numpy as np
 import onnx
 from onnx import TensorProto
 
-from polydyn.testing.halves import HALVES, in_halves
+from polydyn.testing.halves import HALVES, in_type
 
 ONNX_TYPE = {"float32": TensorProto.FLOAT, "float16": TensorProto.FLOAT16, "bfloat16": TensorProto.BFLOAT16}
 NUMPY_TYPE: dict[str, Any] = {"float32": np.float32, "float16": np.float16, "bfloat16": ml_dtypes.bfloat16,
@@ -22,4 +22,4 @@ BOUND = {"float32": 1e-4, "float16": 3e-2, "bfloat16": 2e-1}
 def of_type(path: Path, dtype: str) -> onnx.ModelProto:
     """Return the stored model in a type."""
     model = onnx.load(path)
-    return in_halves(model, dtype) if dtype in HALVES else model
+    return in_type(model, dtype) if dtype in HALVES else model

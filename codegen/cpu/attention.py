@@ -184,7 +184,7 @@ class AttentionKernel(Variant):
         def piece(start: Index, r: int) -> Body:
             body: Body = (Let(FIRST_ROW, start, function(r)),)
             for name in ("weights", "scores"):  # for each piece: checked builds detect reads of older data
-                body = (Alloc(name, "float32", V(ROW_STRIDE) * self.rows, "scratch", body),)
+                body = (Alloc(name, self.group.arrays[name].dtype, V(ROW_STRIDE) * self.rows, "scratch", body),)
             return body
 
         return self.nest.scratch(variants(following - first, in_pieces(scores.row_cases(), first, piece)))

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib.resources import files
 
 LEAVES = (
-    "pd_cpu.h", "pd_clang.h", "pd_math.h", "pd_functions.h", "pd_storage.h", "pd_order.h", "pd_amx.h",
+    "pd_cpu.h", "pd_clang.h", "pd_math.h", "pd_functions.h", "pd_double.h", "pd_storage.h", "pd_order.h", "pd_amx.h",
     "pd_amx_emulated.h",
 )  # fmt: skip
 """Headers of CPU kernels. The first one includes the others."""
@@ -21,6 +21,8 @@ MOST_ROWS = 16
 FEW_ROWS, MANY_ROWS_SPEED = 8, 0.94
 """Rows of a register tile that fit L1 together for every stride, and the relative speed of tiles with more rows
 (measured with 8 ways and with 12: 0.87 to 1.0)."""
+LEAST_LANES = 4
+"""Minimum lanes of the vectors of a kernel."""
 OVERLAP = 6
 """Exponent of the norm that models how well compute hides loads."""
 
@@ -84,6 +86,14 @@ class CpuTarget:
         sums, registers = self.core.sums, self.core.registers
         return tuple((min(MOST_ROWS, sums // v), v) for v in range(1, 5) if sums % v == 0 and sums + v < registers)
 
+    @property
+    def for_doubles(self) -> CpuTarget:
+        """The processor as a kernel of 8-byte elements sees it: vectors and caches hold half as many of them."""
+        if self.width <= LEAST_LANES:
+            return self
+        core = replace(self.core, l2=self.core.l2 // 2, read=self.core.read // 2)
+        return replace(self, width=self.width // 2, narrow=0, quads=False, amx=False, core=core)
+
     def share(self, rows: int, vectors: int) -> float:
         """Return the fraction of peak performance that a tile reaches.
 
@@ -105,4 +115,11 @@ def leaf_headers(width: int) -> dict[str, str]:
     """Return file name -> text of the headers that kernels for vectors of ``width`` lanes include."""
     folder = files("polydyn.codegen") / "leaf"
     texts = {name: (folder / name).read_text() for name in LEAVES}
-    return texts | {LEAVES[0]: f"#define PD_W {width}\n{texts[LEAVES[0]]}"}
+    return texts | {LEAVES[0]: f"#ifndef PD_W\n{lanes_text(width)}#endif\n{texts[LEAVES[0]]}"}
+
+
+def lanes_text(width: int) -> str:
+    """Return the line at the beginning of a unit whose vectors have ``width`` lanes, not those of the headers; empty
+    for 0.
+    """
+    return f"#define PD_W {width}\n" if width else ""

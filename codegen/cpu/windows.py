@@ -98,7 +98,8 @@ def window_axes(
     if not adds_nothing_outside(core):
         return Declined("taps outside of the image are not skipped: they add something, or their guard is another")
     dtypes = {a.dtype for a in group.arrays.values()}
-    if dtypes not in ({"uint8"}, {"int8"}) and not (dtypes <= {*FLOAT_LANES} and core.value.dtype == "float32"):
+    floats = dtypes <= {*FLOAT_LANES} and core.value.dtype == "float32"
+    if not floats and dtypes not in ({"uint8"}, {"int8"}, {"float64"}):
         return Declined(f"its types are {', '.join(sorted(dtypes))}")
     extents = dict(core.iters)
     if any(extents[x].constant is None for x in taps):

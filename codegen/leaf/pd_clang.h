@@ -13,7 +13,7 @@
     return r;                                                                                                         \
   }                                                                                                                   \
   PD_INLINE __attribute__((overloadable)) V pd_shuffle(V a, M m) { return pd_shuffle(a, a, m); }
-PD_SHUFFLES(vf32, vi32) PD_SHUFFLES(vi32, vi32) PD_SHUFFLES(vi64, vi64) PD_SHUFFLES(vu8, vu8) PD_SHUFFLES(vi8, vi8)
+PD_SHUFFLES(vf32, vi32) PD_SHUFFLES(vi32, vi32) PD_SHUFFLES(vi64, vi64) PD_SHUFFLES(vf64, vi64) PD_SHUFFLES(vu8, vu8) PD_SHUFFLES(vi8, vi8)
 #if PD_W == 16
 typedef f32 pd_f32x8 __attribute__((vector_size(32)));
 typedef i32 pd_i32x8 __attribute__((vector_size(32)));

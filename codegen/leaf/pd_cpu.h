@@ -23,6 +23,7 @@ typedef uint8_t u8; typedef uint16_t u16; typedef uint32_t u32; typedef uint64_t
 typedef f32 vf32 __attribute__((vector_size(4 * PD_W)));
 typedef i32 vi32 __attribute__((vector_size(4 * PD_W)));
 typedef i64 vi64 __attribute__((vector_size(8 * PD_W)));
+typedef f64 vf64 __attribute__((vector_size(8 * PD_W)));
 typedef u8 vu8 __attribute__((vector_size(PD_W)));
 typedef i8 vi8 __attribute__((vector_size(PD_W)));
 typedef u32 vu32 __attribute__((vector_size(4 * PD_W)));
@@ -111,6 +112,7 @@ PD_INLINE void vstorem_f32(f32 *b, i64 i, vf32 v, i64 n) { for (i64 l = 0; l < P
 PD_MEMORY(f32, vf32)
 PD_MEMORY(i32, vi32)
 PD_MEMORY(i64, vi64)
+PD_MEMORY(f64, vf64)
 PD_MEMORY(u8, vu8)
 PD_MEMORY(i8, vi8)
 #if defined(__AVX512F__) && PD_W == 16 && !defined(__clang__)
@@ -187,6 +189,24 @@ PD_INLINE void vstream_f32(f32 *b, i64 i, vf32 v, i64 s) {
   PD_INLINE void vstorem_##T(T *b, i64 i, V v, i64 n) { vstores_##T(b, i, 1, v, n); }
 PD_MASKED(i32, vi32)
 PD_MASKED(i64, vi64)
+#if defined(__AVX512F__) && PD_W == 8 && !defined(__clang__)
+#define pd_eighths(n) ((unsigned char)((1u << PD_MAX(PD_MIN(n, 8), 0)) - 1u))
+PD_INLINE vf64 vloadm_f64(const f64 *b, i64 i, i64 n) {
+  return (vf64)__builtin_ia32_loadupd512_mask(b + i, (vf64){0}, pd_eighths(n));
+}
+PD_INLINE void vstorem_f64(f64 *b, i64 i, vf64 v, i64 n) { __builtin_ia32_storeupd512_mask(b + i, v, pd_eighths(n)); }
+#elif defined(__AVX__) && PD_W == 4
+typedef long long pd_longs __attribute__((vector_size(32)));
+PD_INLINE pd_longs pd_first(i64 n) { return (pd_longs)((vi64){0, 1, 2, 3} < n); }
+PD_INLINE vf64 vloadm_f64(const f64 *b, i64 i, i64 n) {
+  return (vf64)__builtin_ia32_maskloadpd256((const vf64 *)(b + i), pd_first(n));
+}
+PD_INLINE void vstorem_f64(f64 *b, i64 i, vf64 v, i64 n) {
+  __builtin_ia32_maskstorepd256((vf64 *)(b + i), pd_first(n), v);
+}
+#else
+PD_MASKED(f64, vf64)
+#endif
 /* bytes: the first n; and only lanes whose guard is true, the others are 0 */
 #if defined(__AVX512BW__) && defined(__AVX512VL__) && defined(__AVX512DQ__) && PD_W == 16
 typedef char pd_bytes __attribute__((vector_size(16)));
@@ -271,6 +291,12 @@ typedef char pd_twice __attribute__((vector_size(32)));
 #endif
 PD_APART(u8, vu8)
 PD_APART(i8, vi8)
+PD_INLINE vf64 vloadgs_f64(const f64 *b, i64 i, i64 s, vb c) {
+  vf64 v = {0};
+  for (i64 l = 0; l < PD_W; ++l) if (c[l]) v[l] = b[i + l * s];
+  return v;
+}
+PD_INLINE vf64 vloadg_f64(const f64 *b, i64 i, vb c) { return vloadgs_f64(b, i, 1, c); }
 #endif
 
 PD_INLINE hf32 hbcast_f32(f32 x) { return x - (hf32){0}; }
@@ -319,6 +345,8 @@ PD_VALUES(u8, vu8, u8)
 PD_VALUES(i8, vi8, u8)
 PD_INLINE vf32 vbcast_f32(f32 x) { return x - (vf32){0}; }
 PD_INLINE vf32 vramp_f32(i64 a, i64 s) { return __builtin_convertvector(vramp_i64(a, s), vf32); }
+PD_INLINE vf64 vbcast_f64(f64 x) { return x - (vf64){0}; }
+PD_INLINE vf64 vramp_f64(i64 a, i64 s) { return __builtin_convertvector(vramp_i64(a, s), vf64); }
 
 /* bytes in 32 bits: compilers take the general conversion apart */
 #if defined(__AVX512F__) && PD_W == 16 && !defined(__clang__)
@@ -346,6 +374,7 @@ PD_INLINE vf32 vsel_f32(vb c, vf32 a, vf32 b) { return (vf32)((c & (vi32)a) | (~
 #endif
 PD_INLINE vi32 vsel_i32(vb c, vi32 a, vi32 b) { return (c & a) | (~c & b); }
 PD_INLINE vi64 vsel_i64(vb c, vi64 a, vi64 b) { vi64 m = __builtin_convertvector(c, vi64); return (m & a) | (~m & b); }
+PD_INLINE vf64 vsel_f64(vb c, vf64 a, vf64 b) { return (vf64)vsel_i64(c, (vi64)a, (vi64)b); }
 PD_INLINE vu8 vsel_u8(vb c, vu8 a, vu8 b) { vu8 m = (vu8)__builtin_convertvector(c, vi8); return (m & a) | (~m & b); }
 PD_INLINE vi8 vsel_i8(vb c, vi8 a, vi8 b) { vi8 m = __builtin_convertvector(c, vi8); return (m & a) | (~m & b); }
 
@@ -393,6 +422,9 @@ PD_INLINE vf32 pd_min_vf32(vf32 a, vf32 b) { return vsel_f32(b != b, b, vless(b,
 #endif
 PD_INLINE vi32 pd_max_vi32(vi32 a, vi32 b) { return vsel_i32(a > b, a, b); }
 PD_INLINE vi32 pd_min_vi32(vi32 a, vi32 b) { return vsel_i32(a < b, a, b); }
+PD_INLINE vf64 pd_where_vf64(vi64 m, vf64 a, vf64 b) { return (vf64)((m & (vi64)a) | (~m & (vi64)b)); }
+PD_INLINE vf64 pd_max_vf64(vf64 a, vf64 b) { return pd_where_vf64((b != b) | (b > a), b, a); }
+PD_INLINE vf64 pd_min_vf64(vf64 a, vf64 b) { return pd_where_vf64((b != b) | (b < a), b, a); }
 PD_INLINE vi64 pd_max_vi64(vi64 a, vi64 b) { vi64 m = a > b; return (m & a) | (~m & b); }
 PD_INLINE vi64 pd_min_vi64(vi64 a, vi64 b) { vi64 m = a < b; return (m & a) | (~m & b); }
 #if defined(__AVX512F__) && PD_W == 16 && !defined(__clang__)
@@ -610,6 +642,9 @@ PD_HORIZONTAL(f32, vf32, vi32)
 #endif
 PD_HORIZONTAL(i32, vi32, vi32)
 PD_HORIZONTAL(i64, vi64, vi64)
+PD_HORIZONTAL(f64, vf64, vi64)
+PD_HALVE(u8, vu8, vu8, max, pd_max_vu8(v, u)) PD_HALVE(u8, vu8, vu8, min, pd_min_vu8(v, u))
+PD_HALVE(i8, vi8, vi8, max, pd_max_vi8(v, u)) PD_HALVE(i8, vi8, vi8, min, pd_min_vi8(v, u))
 
 /* d[at + k] = the sum of all lanes of the k-th of eight vectors: halves of 16 lanes, then each four lanes, then both */
 #if defined(PD_LANES) && PD_W >= 8 && !defined(PD_CHECKED)

@@ -13,7 +13,7 @@ PD_INLINE vf32 pd_sqrt_vf32(vf32 x) { return (vf32)__builtin_ia32_sqrtps256(x); 
 PD_INLINE vf32 pd_floor_vf32(vf32 x) { return (vf32)__builtin_ia32_roundps256(x, 9); }
 PD_INLINE vf32 pd_ceil_vf32(vf32 x) { return (vf32)__builtin_ia32_roundps256(x, 10); }
 #else
-PD_LANEWISE(sqrt) PD_LANEWISE(floor) PD_LANEWISE(ceil)
+PD_LANEWISE_OF(sqrt, f32) PD_LANEWISE_OF(floor, f32) PD_LANEWISE_OF(ceil, f32)
 #endif
 PD_INLINE vf32 pd_sign_vf32(vf32 x) {
   vf32 s = vsel_f32(x > 0, vbcast_f32(1.0f), vsel_f32(x < 0, vbcast_f32(-1.0f), vbcast_f32(0.0f)));
@@ -99,7 +99,7 @@ PD_INLINE vf32 pd_cos_inline_vf32(vf32 x) {
 }
 PD_OUTLINE(sin) PD_OUTLINE(cos)
 #else
-PD_LANEWISE(sin) PD_LANEWISE(cos)
+PD_LANEWISE_OF(sin, f32) PD_LANEWISE_OF(cos, f32)
 #endif
 
 /* atan x with |x| in three intervals around 0, 1 and infinity */

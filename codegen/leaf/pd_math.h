@@ -146,8 +146,9 @@ PD_INLINE vf32 pd_sigmoid_inline_vf32(vf32 x) {
 #define PD_OUTLINE(NAME) PD_LEAF vf32 pd_##NAME##_vf32(vf32 x) { return pd_##NAME##_inline_vf32(x); }
 PD_OUTLINE(exp) PD_OUTLINE(expm1) PD_OUTLINE(tanh) PD_OUTLINE(erf) PD_OUTLINE(sigmoid)
 
-#define PD_LANEWISE(NAME)                                                                                             \
-  PD_LEAF vf32 pd_##NAME##_vf32(vf32 x) { vf32 y; for (int l = 0; l < PD_W; ++l) y[l] = pd_##NAME##_f32(x[l]); return y; }
+#define PD_LANEWISE_OF(NAME, T)                                                                                       \
+  PD_LEAF v##T pd_##NAME##_v##T(v##T x) { v##T y; for (int l = 0; l < PD_W; ++l) y[l] = pd_##NAME##_##T(x[l]); return y; }
+#define PD_LANEWISE(NAME) PD_LANEWISE_OF(NAME, f32) PD_LANEWISE_OF(NAME, f64)
 PD_LANEWISE(erfc)
 #include "pd_functions.h"
 /* half to even, in the direction that is set */
@@ -156,7 +157,7 @@ PD_INLINE vf32 pd_rint_vf32(vf32 x) { return (vf32)__builtin_ia32_rndscaleps_mas
 #elif defined(__AVX__) && PD_W == 8
 PD_INLINE vf32 pd_rint_vf32(vf32 x) { return (vf32)__builtin_ia32_roundps256(x, 4); }
 #else
-PD_LANEWISE(rint)
+PD_LANEWISE_OF(rint, f32)
 #endif
 #define PD_LANEWISE2(NAME, T, V)                                                                                      \
   PD_LEAF V pd_##NAME##_##V(V a, V b) { V y; for (int l = 0; l < PD_W; ++l) y[l] = pd_##NAME##_##T(a[l], b[l]); return y; }
@@ -184,6 +185,7 @@ PD_INLINE vf32 pd_abs_vf32(vf32 x) { return (vf32)((vi32)x & 0x7fffffff); }
 PD_CIRCULAR(f32, f) PD_CIRCULAR(f64, )
 PD_LANEWISE(tan) PD_LANEWISE(sinh) PD_LANEWISE(cosh)
 PD_LANEWISE(asinh) PD_LANEWISE(acosh) PD_LANEWISE(atanh)
+#include "pd_double.h"
 
 /* bits; a shift by as many as there are, or more, gives 0 */
 #define PD_BITS(T)                                                                                                    \

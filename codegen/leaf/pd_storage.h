@@ -124,6 +124,7 @@ PD_INLINE f32 pd_odd_f32(f64 x) {
   if (x != x || (f64)y == x) return y;
   return pd_float_of((pd_bits_of(y) - (fabs((f64)y) > fabs(x))) | 1u);
 }
+PD_LEAF vf32 vodd_f32(vf64 x) { vf32 y; for (int l = 0; l < PD_W; ++l) y[l] = pd_odd_f32(x[l]); return y; }
 
 /* Floats of at most 8 bits: a sign, exponents from LOW on, M bits of mantissa; the codes of the largest number, of an
    overflow and of NaN. FNUZ: the code of -0 is NaN. */

@@ -30,8 +30,10 @@ from polydyn.schedules.expr import (
 from polydyn.schedules.index import ONE, ZERO, Atom, Index, maximum, minimum
 from polydyn.schedules.lanes import FLOAT_LANES, RAMP_DTYPES, VECTOR_DTYPES, lane_stride
 
-SUM_DTYPES = ("float32", "int32", "int64", "float16", "bfloat16")
-MASKED_LOAD_DTYPES = ("float32", "uint8", "int8", "float16", "bfloat16")
+SUM_DTYPES = ("float32", "int32", "int64", "float16", "bfloat16", "float64")
+EXTREME_DTYPES = (*SUM_DTYPES, "uint8", "int8")
+"""Dtypes whose minima and maxima are found in lanes."""
+MASKED_LOAD_DTYPES = ("float32", "uint8", "int8", "float16", "bfloat16", "float64")
 """Dtypes that may be loaded in a subset of lanes."""
 PARAMETERS = ("uint8", "int8")
 """Dtypes of zero points. The first byte of such a tensor exists and may be loaded outside its guard."""
@@ -360,7 +362,7 @@ def _accumulators(loop: ir.For) -> dict[str, tuple[str, str]]:
         if isinstance(n, ir.Set) and n.reg not in inside:
             if n.reduce is None or out.get(n.reg, (n.reduce, n.value.dtype)) != (n.reduce, n.value.dtype):
                 raise _NoVectorsError(f"{n.reg} is carried by {loop.var} but is not one reduction")
-            if n.value.dtype not in SUM_DTYPES:
+            if n.value.dtype not in (SUM_DTYPES if n.reduce in ("sum", "prod") else EXTREME_DTYPES):
                 raise _NoVectorsError(f"{n.reg} accumulates {n.value.dtype}, which vectors do not support")
             out[n.reg] = (n.reduce, n.value.dtype)
     return out

@@ -28,6 +28,7 @@ from polydyn.schedules.expr import (
     const,
     op,
 )
+from polydyn.schedules.lanes import RAMP_DTYPES
 
 CTYPE = {
     "float16": "f16", "bfloat16": "bf16",
@@ -45,7 +46,7 @@ RELATIONS = {"lt": "<", "le": "<=", "eq": "==", "ne": "!=", "gt": ">", "ge": ">=
 BYTES = ("uint8", "int8")
 BYTE_ENDS = (0.0, 255.0)
 """The range of uint8."""
-OTHER_MASKS = ("int64", "uint8", "int8")
+OTHER_MASKS = ("int64", "uint8", "int8", "float64")
 """Dtypes whose comparisons in lanes do not have the width of ``vb``."""
 
 
@@ -125,7 +126,7 @@ class ValuePrinter:
         raise CodegenError(f"no C form for {v!r}")
 
     def _ramp(self, v: ir.Ramp) -> str:
-        t = CTYPE[v.dtype] if v.dtype in ("int32", "int64", "float32") else None
+        t = CTYPE[v.dtype] if v.dtype in RAMP_DTYPES else None
         if t is None:
             raise CodegenError(f"no ramp of {v.dtype}")
         return f"vramp_{t}({index_text(v.start)}, {index_text(v.step)})"
@@ -203,8 +204,7 @@ class ValuePrinter:
         if v.name in RELATIONS:
             if source == "bool" and lanes > 1:
                 args.reverse()  # true is -1 in lanes
-            text = f"({args[0]} {RELATIONS[v.name]} {args[1]})"
-            return f"__builtin_convertvector({text}, vi32)" if lanes > 1 and source in OTHER_MASKS else text
+            return _mask(f"({args[0]} {RELATIONS[v.name]} {args[1]})", source, lanes)
         if source == "bool" or v.name in ("isnan", "isinf"):
             return _logic(v.name, args, lanes, source)
         if v.name == "add" and lanes > 1 and isinstance(new := v.args[1], Op) and new.name in ADDED:
@@ -241,8 +241,7 @@ class ValuePrinter:
         if v.dtype == "float32" and (near := _near(x)) is not None:
             return f"vnear_f32({', '.join(self.text(a, lanes) for a in near)})"
         if v.dtype == "bool":
-            ne = f"({s} != 0)"
-            return f"__builtin_convertvector({ne}, vi32)" if x.dtype in OTHER_MASKS else ne
+            return _mask(f"({s} != 0)", x.dtype, lanes)
         if x.dtype in BYTES and v.dtype in ("int32", "float32"):
             s = self._widened(x, s, lanes)
             return s if v.dtype == "int32" else f"__builtin_convertvector({s}, {vector_type(v.dtype)})"
@@ -265,7 +264,9 @@ class ValuePrinter:
             s = f"pd_odd_f32({s})" if source == "float64" and wide == "float32" else f"({CVALUE[wide]})({s})"
 
             return f"pd_read_{t}(pd_write_{t}({s}))"
-        if CVALUE[source] != CVALUE[wide]:
+        if source == "float64":
+            s = f"vodd_f32({s})"
+        elif CVALUE[source] != CVALUE[wide]:
             s = f"__builtin_convertvector({f'(({s}) & 1)' if source == 'bool' else s}, {vector_type(wide)})"
         return f"vround_{t}({s})"
 
@@ -352,12 +353,17 @@ def _arithmetic(name: str, args: list[str], dtype: str, lanes: int) -> str:
     return f"(({kind})({'-' if name == 'neg' else ''}{f' {sign} '.join(operands)}))"
 
 
+def _mask(text: str, source: str, lanes: int) -> str:
+    """Return a comparison of values of dtype ``source`` as a boolean: in lanes, of the width of ``vb``."""
+    return f"__builtin_convertvector({text}, vi32)" if lanes > 1 and source in OTHER_MASKS else text
+
+
 def _logic(name: str, args: list[str], lanes: int, source: str) -> str:
     if name == "isnan":
-        return f"({args[0]} != {args[0]})"
+        return _mask(f"({args[0]} != {args[0]})", source, lanes)
     if name == "isinf":
         suffix = vector_type(source) if lanes > 1 else CVALUE[source]
-        return f"(pd_abs_{suffix}({args[0]}) == INFINITY)"
+        return _mask(f"(pd_abs_{suffix}({args[0]}) == INFINITY)", source, lanes)
     if name == "not":
         return f"(~{args[0]})" if lanes > 1 else f"(!{args[0]})"
     if name not in ("and", "or", "xor", "max", "min"):

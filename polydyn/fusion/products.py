@@ -6,7 +6,7 @@ from polydyn.graph.ir import Compute
 from polydyn.schedules.expr import Op, Value, indices, loads, symbols_of
 from polydyn.schedules.index import Index
 
-PRODUCT_DTYPES = ("float32", "int32")
+PRODUCT_DTYPES = ("float32", "int32", "float64")
 """Dtypes of sums that contraction kernels support. Other sums run as ordinary loop nests."""
 
 

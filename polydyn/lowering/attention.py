@@ -117,10 +117,11 @@ class _Builder:
         s, r, v = self.group.parts
         length = self.names.extent(dict(scores[0].shared)["j"])
         extent = self.names.extent(dict(scores[0].shared)[self.axes[-1]])
+        dtype = "float64" if scores[0].dtype == "float64" else "float32"
         for name in ROW_ARRAYS:
             stride = Index.of(ROW_STRIDE)
             self.names.arrays[name] = Array(
-                name, "float32", (extent, length), "rows", (stride, ONE), -(Index.of(FIRST_ROW) * stride)
+                name, dtype, (extent, length), "rows", (stride, ONE), -(Index.of(FIRST_ROW) * stride)
             )
         row_tensors: dict[str, tuple[str, tuple[Index, ...]]] = {}
         first = self._contraction(SCORES, scores, row_tensors, s.outputs, "scores")

@@ -10,6 +10,7 @@ from polydyn.codegen.cpu.decoding import tile_vectors
 from polydyn.codegen.cpu.order import OrderKernel
 from polydyn.codegen.cpu.serial import SerialKernel
 from polydyn.codegen.cpu.target import CpuTarget
+from polydyn.codegen.kernel import Kernel
 from polydyn.fusion.plan import FusedGroup, FusionPlan
 from polydyn.lowering import alternatives
 from polydyn.lowering.alternatives import Rows
@@ -28,6 +29,7 @@ from polydyn.lowering.prologue import prove_prologue
 from polydyn.lowering.rounding import round_once
 from polydyn.lowering.serial import SerialGroup, lower_serial
 from polydyn.schedules.errors import Declined
+from polydyn.schedules.expr import walk
 from polydyn.schedules.model import Group, verify_group
 from polydyn.schedules.solution.schedule import attention_groups, schedule_attention
 
@@ -75,7 +77,8 @@ class KernelBuilder(Builder):
         product = self._product(group) if group.kind == "contract" else None
         if isinstance(product, ContractGroup):
             return self._placed(group, product)
-        nest = with_blocked_form(self.plan, _settled(lower_nest(self.plan, group)), self.target.width)
+        width = self.target_of(group).width
+        nest = with_blocked_form(self.plan, _settled(lower_nest(self.plan, group)), width)
         placed = self._placed(group, nest)
         return placed if product is None else replace(placed, declined=(("product", str(product)), *placed.declined))
 
@@ -103,7 +106,7 @@ class KernelBuilder(Builder):
         bytes_ = (quads, replace(INT16X2, least=INT8X4.least)) if self.target.quads else (INT16X2,)
         kinds = (*bytes_, *((BF16X2,) if rounded else ()))
         form = lower_contract(
-            self.plan, group, self.target.width, promotion=True, kinds=kinds, shared=self.target.core.shared,
+            self.plan, group, self.target_of(group).width, promotion=True, kinds=kinds, shared=self.target.core.shared,
             vectors=vectors,
         )  # fmt: skip
         if rounded:
@@ -128,43 +131,56 @@ class KernelBuilder(Builder):
         form = lower_attention(self.plan, group, wide=True)
         if isinstance(form, Declined):
             return form
-        return self._attention(form, self._key(form)).declined or self._placed(group, form)
+        target = self.target_of(group)
+        return self._attention(form, self._key(form, target), target).declined or self._placed(group, form)
+
+    def target_of(self, group: FusedGroup) -> CpuTarget:
+        """Return the processor as the kernels of a group see it: with half as many lanes if a value is a float64."""
+        values = (x for n in group.nodes for x in walk(n.body))
+        return self.target.for_doubles if any(x.dtype == "float64" for x in values) else self.target
 
     def _placed(self, group: FusedGroup, form: Form) -> PlacedGroup:
         lowered = form if isinstance(form, LoweredGroup) else form.lowered
         self.unproven += prove_prologue(self.plan, group)
-        key = self._key(form)
+        target = self.target_of(group)
+        key = self._key(form, target)
         placed = self.reuse_kernel(group, lowered, key)
         if placed is None:
             verify_group(lowered.group)
             self.forms[key] = form
             self.show(group, _name(form, key), *_solved(form))
-            placed = self.placed[key] = self._build(form, PlacedGroup(group, lowered, key, ()))
+            placed = self._build(form, PlacedGroup(group, lowered, key, ()), target)
+            if target is not self.target:
+                placed = replace(placed, kernels=tuple(_in_lanes(k, target.width) for k in placed.kernels))
+            self.placed[key] = placed
         return placed
 
-    def _key(self, form: Form) -> str:
+    def _key(self, form: Form, target: CpuTarget) -> str:
         if isinstance(form, ContractGroup):
             transposed = (form.transposed.roles,) if form.transposed else ()
             more = (*transposed, form.window) if form.window else transposed
             kind = (form.roles, sorted(form.packed), form.dot, form.fill, form.footprint, *more)
-            return form.lowered.key(*kind, self.target)
+            return form.lowered.key(*kind, target)
         if isinstance(form, AttentionGroup):
-            return form.lowered.key(form.parts, self.target)
+            return form.lowered.key(form.parts, target)
         if isinstance(form, ArgSortGroup):
             sizes = (form.count, form.stride, form.positions, form.step)
-            return form.lowered.key(form.band, sizes, form.largest, self.target)
+            return form.lowered.key(form.band, sizes, form.largest, target)
         if isinstance(form, SerialGroup):
-            return form.lowered.key(form.band, form.tiled, form.conditions, self.target)
-        return form.key(self.target, *((form.blocked,) if form.blocked else ()))
+            return form.lowered.key(form.band, form.tiled, form.conditions, target)
+        return form.key(target, *((form.blocked,) if form.blocked else ()))
 
-    def _build(self, form: Form, place: PlacedGroup) -> PlacedGroup:
-        """Build the kernels of a group."""
+    def _build(self, form: Form, place: PlacedGroup, target: CpuTarget) -> PlacedGroup:
+        """Build the kernels of a group for ``target``. Only kernels for the whole processor are tuned."""
         key, name = place.key, _name(form, place.key)
+        tuner = self.tuner if target is self.target else None
+        if self.tuner and not tuner:
+            self.tuner.untuned(key, f"{place.fused.outputs[0]} computes in float64")
         if isinstance(form, ContractGroup):
-            product = ProductForms(form, key, name, self.target, self.tuner, self.groups)
+            product = ProductForms(form, key, name, target, tuner, self.groups)
             return alternatives.place(PRODUCTS, product, place, product.searched)
         if isinstance(form, LoweredGroup):
-            nest = self.sized[key] = NestForms(form, key, self.target, self.tuner, self.groups)
+            nest = self.sized[key] = NestForms(form, key, target, tuner, self.groups)
             return alternatives.place(NESTS, nest, place, nest.searched)
         if isinstance(form, ArgSortGroup):
             order = OrderKernel(
@@ -172,22 +188,27 @@ class KernelBuilder(Builder):
             )  # fmt: skip
             return replace(place, kernels=(order.build(),))
         if isinstance(form, SerialGroup):
-            serial = SerialKernel(name, form.lowered.group, form.band, form.tiled, form.conditions, self.target)
+            serial = SerialKernel(name, form.lowered.group, form.band, form.tiled, form.conditions, target)
             return replace(place, kernels=(serial.build(),))
-        kernel = self.sized[key] = self._attention(form, key)
-        offer = sized_offer(self.tuner.sized(key, kernel, Rows()) if self.tuner else None, kernel.build)
+        kernel = self.sized[key] = self._attention(form, key, target)
+        offer = sized_offer(tuner.sized(key, kernel, Rows()) if tuner else None, kernel.build)
         return replace(place, kernels=offer.build(), decision=offer.decision, reasons=offer.reasons)
 
-    def _attention(self, form: AttentionGroup, key: str) -> AttentionKernel:
+    def _attention(self, form: AttentionGroup, key: str, target: CpuTarget) -> AttentionKernel:
         if key not in self.attentions:
             name, parts = _name(form, key), schedule_attention(form.parts)
-            self.attentions[key] = AttentionKernel(name, form.lowered.group, parts, self.target, frozenset())
+            self.attentions[key] = AttentionKernel(name, form.lowered.group, parts, target, frozenset())
         return self.attentions[key]
 
 
 def _settled(lowered: LoweredGroup) -> LoweredGroup:
     """Merge roundings where two in sequence differ from one (``round_once``)."""
     return replace(lowered, group=round_once(lowered.group))
+
+
+def _in_lanes(kernel: Kernel, lanes: int) -> Kernel:
+    """Return a kernel, and those after it, with the number of lanes that they were built for."""
+    return replace(kernel, lanes=lanes, after=tuple(_in_lanes(k, lanes) for k in kernel.after))
 
 
 def _name(form: Form, key: str) -> str:

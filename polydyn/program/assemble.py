@@ -12,6 +12,7 @@ from typing import Any
 import polydyn
 from polydyn.build.compiler import Building, Library, architecture_of, build_library
 from polydyn.clock import section, unit_lines
+from polydyn.codegen.cpu.target import lanes_text
 from polydyn.codegen.kernel import Block, Kernel, TensorMapOf
 from polydyn.debug import Level, show
 from polydyn.errors import BuildError
@@ -200,13 +201,16 @@ def kernel_units(plan: HostPlan) -> dict[str, str]:
 
 
 def _units(kernels: Sequence[Kernel], headers: Mapping[str, str], first: int = 0) -> dict[str, str]:
-    """Return units of ``BATCH`` kernels each, numbered from ``first``."""
+    """Return units of at most ``BATCH`` kernels with equal lanes, numbered from ``first``."""
     includes = "\n".join(["#include <stdint.h>", *(f'#include "{h}"' for h in headers)])
     units = {}
     for number, start in enumerate(range(0, len(kernels), BATCH), first):
-        part, name = kernels[start : start + BATCH], f"kernels_{number:03}.c"
-        units[name] = "\n\n".join([includes, *(k.text for k in part)]) + "\n"
-        unit_lines(name, {k.name: k.text.count("\n") for k in part})
+        part = kernels[start : start + BATCH]
+        for lanes in dict.fromkeys(k.lanes for k in part):
+            name = f"kernels_{number:03}{f'_{lanes}' if lanes else ''}.c"
+            texts = {k.name: k.text for k in part if k.lanes == lanes}
+            units[name] = "\n\n".join([lanes_text(lanes) + includes, *texts.values()]) + "\n"
+            unit_lines(name, {k: t.count("\n") for k, t in texts.items()})
     return units
 
 

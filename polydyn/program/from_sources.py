@@ -21,10 +21,10 @@ from polydyn.runtime.composite import GENERAL, LIBRARY, general_of
 from polydyn.runtime.overrides import OVERRIDDEN, overridden_of
 from polydyn.runtime.seal import SEAL, digest_of, seal_library
 
-UNIT = re.compile(r"host\.c|kernels_\d{3,}\.c")
+UNIT = re.compile(r"host\.c|kernels_\d{3,}(_\d+)?\.c")
 """Names of the units whose text the artifact determines."""
 INCLUDE = re.compile(r'#include (<stdint\.h>|"(?P<header>\w+\.h)")')
-PRAGMA = re.compile(r"#pragma GCC unroll \d+")
+PRAGMA = re.compile(r"#pragma GCC unroll \d+|#define PD_W \d+")
 TOKEN = re.compile(r'/\*.*?\*/|//[^\n]*|"(?:[^"\\\n]|\\.)*"|[A-Za-z_]\w*|\.?\d(?:[\w.]|[eEpP][+-])*|\s+|.', re.DOTALL)
 """Comments, strings, identifiers, numbers, and single other characters."""
 CALLS = re.compile(r"(pd|PD|v\w+|h\w+)_\w+|v\w+|INT64_C")

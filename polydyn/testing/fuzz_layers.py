@@ -35,7 +35,7 @@ from polydyn.runtime.program import Program
 from polydyn.schedules.expr import Array
 from polydyn.testing.campaign import Campaign, Finding, Kinds, Result, parser_of, seeds_of
 from polydyn.testing.cells import preferring
-from polydyn.testing.halves import HALVES, in_halves, rounded, widened
+from polydyn.testing.halves import HALVES, in_type, rounded, widened
 from polydyn.testing.inputs import feeds as inputs_of
 from polydyn.testing.layer_writer import Layer
 from polydyn.testing.random_layers import FAMILIES, random_layer
@@ -171,7 +171,7 @@ def run_layer(layer: Layer, dtype: str, target: str, forced: int) -> list[Findin
     """
     try:
         expected = references(layer)
-        model = in_halves(layer.model, dtype) if dtype in HALVES else layer.model
+        model = in_type(layer.model, dtype) if dtype in HALVES else layer.model
         plan = plan_program(model, target=target)
         found: list[Finding] = []
         for k in range(forced + 1):

@@ -1,4 +1,4 @@
-"""Models in 16-bit floats, made from float32 models."""
+"""Models in other types of floats, made from float32 models."""
 
 from __future__ import annotations
 
@@ -11,14 +11,15 @@ from polydyn.schedules.expr import Array
 from polydyn.schedules.laws.masks import LARGEST
 
 HALVES = {"float16": TensorProto.FLOAT16, "bfloat16": TensorProto.BFLOAT16}
+CODES = HALVES | {"float64": TensorProto.DOUBLE}
 
 
-def in_halves(model: onnx.ModelProto, dtype: str) -> onnx.ModelProto:
-    """Return the model with all its float32 tensors, casts included, in a 16-bit type.
+def in_type(model: onnx.ModelProto, dtype: str) -> onnx.ModelProto:
+    """Return the model with all its float32 tensors, casts included, in another type.
 
     Numbers out of range become the type's largest number; infinities stay.
     """
-    code = HALVES[dtype]
+    code = CODES[dtype]
     made = onnx.ModelProto()
     made.CopyFrom(model)
 
@@ -43,9 +44,10 @@ def in_halves(model: onnx.ModelProto, dtype: str) -> onnx.ModelProto:
 
 
 def _narrow(a: Array, name: str, dtype: str) -> onnx.TensorProto:
-    inside = np.where(np.isinf(a), a, np.clip(a, -LARGEST[dtype], LARGEST[dtype]))
+    wide = a.astype(np.float64)
+    inside = np.where(np.isinf(wide), wide, np.clip(wide, -LARGEST[dtype], LARGEST[dtype]))
     data = inside.astype(numpy_dtype(dtype)).tobytes()
-    return helper.make_tensor(name, HALVES[dtype], list(a.shape), data, raw=True)
+    return helper.make_tensor(name, CODES[dtype], list(a.shape), data, raw=True)
 
 
 def rounded(x: Array, dtype: str) -> Array:

@@ -17,7 +17,7 @@ from polydyn.compiler import plan_program
 from polydyn.errors import InputError, UnsupportedError
 from polydyn.schedules.expr import OPS
 from polydyn.session import SessionOptions
-from polydyn.testing.halves import in_halves, rounded, widened
+from polydyn.testing.halves import in_type, rounded, widened
 from polydyn.testing.inputs import feeds, shapes
 from tests.support.marks import slow
 from tests.support.stored import compiled, load
@@ -66,7 +66,7 @@ def test_weights_take_half_the_bytes_and_notes_name_every_product() -> None:
 
 def test_a_model_stored_in_bfloat16_is_rounded_no_further() -> None:
     made, *_ = linear(64, 48)
-    stored = in_halves(made, "bfloat16")
+    stored = in_type(made, "bfloat16")
     x = rounded(np.random.default_rng(0).standard_normal((2, 9, 64), np.float32), "bfloat16")
     same, words = (widened(polydyn.compile(stored, options=o).run({"x": x})["o"], "bfloat16") for o in (None, BF16))
     np.testing.assert_allclose(words, same, 2.0**-7, 1e-6)  # float32 sums in another order, rounded once

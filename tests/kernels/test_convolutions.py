@@ -39,7 +39,7 @@ from polydyn.schedules.group.polyhedra import context
 from polydyn.schedules.group.promotion import check_loads
 from polydyn.schedules.index import Index, minimum
 from polydyn.schedules.solution.schedule import schedule_contract
-from polydyn.testing.halves import in_halves
+from polydyn.testing.halves import in_type
 from tests.support.marks import slow
 from tests.support.tiny import model, node
 
@@ -178,7 +178,7 @@ def test_few_rows_and_sums_in_blocks_of_the_reduction() -> None:
 def test_strips_of_halves_are_not_asked_for_ahead(dtype: str) -> None:
     """Only elements of four bytes have a prefetch instruction."""
     for m in (conv((64, 64, 3)), conv((48, 64, 3, 3), pads=[1, 1, 1, 1])):
-        plan_program(in_halves(m, dtype), target="cpu:avx2")
+        plan_program(in_type(m, dtype), target="cpu:avx2")
 
 
 def test_pixels_that_leave_vectors_too_empty_are_rows() -> None:

@@ -12,7 +12,7 @@ import polydyn
 from polydyn.checked import CheckedProgram
 from polydyn.compiler import plan_program
 from polydyn.graph.dtypes import numpy_dtype
-from polydyn.testing.halves import HALVES, in_halves, rounded, widened
+from polydyn.testing.halves import HALVES, in_type, rounded, widened
 from polydyn.testing.inputs import feeds, shapes
 from polydyn.verification import verify_model
 from tests.support.marks import slow
@@ -66,7 +66,7 @@ OTHERS = ("albert_tiny", "gpt2_past_tiny", "llama_tiny", "shufflenet_tiny", "squ
 )  # fmt: skip
 def test_models_are_right_within_the_rounding_of_their_type(name: str, dtype: str) -> None:
     plain, whole = load(name), compiled(name, 1)
-    halves = in_halves(plain, dtype)
+    halves = in_type(plain, dtype)
     program = polydyn.compile(halves, threads=1)
     try:
         other = onnxruntime.InferenceSession(halves.SerializeToString(), providers=["CPUExecutionProvider"])
@@ -130,7 +130,7 @@ def test_narrower_processors_round_alike(dtype: str) -> None:
 
 @pytest.mark.parametrize("dtype", ["float16", slow("bfloat16")])
 def test_every_group_is_the_reference_s(dtype: str) -> None:
-    halves, inputs = in_halves(load("bert_tiny"), dtype), feeds(load("bert_tiny"), {"B": 2, "L": 9})
+    halves, inputs = in_type(load("bert_tiny"), dtype), feeds(load("bert_tiny"), {"B": 2, "L": 9})
     checks = verify_model(halves, {n: rounded(x, dtype) for n, x in inputs.items()})
     assert len(checks) > 10 and not [c for c in checks if not c.ok]
 
@@ -139,6 +139,6 @@ def test_every_group_is_the_reference_s(dtype: str) -> None:
 def test_twins_keep_what_masks_mean(dtype: str) -> None:
     """The lowest float32 becomes the type's lowest number, which a whole row may have; -inf stays (its row is NaN)."""
     lowest = np.array([np.finfo(np.float32).min, -np.inf, 0.5], np.float32)
-    made = in_halves(model([node("Add", "x c", "o")], {"x": ("float32", ["M", 3])}, ["o"], {"c": lowest}), dtype)
+    made = in_type(model([node("Add", "x c", "o")], {"x": ("float32", ["M", 3])}, ["o"], {"c": lowest}), dtype)
     (held,) = (widened(np.frombuffer(t.raw_data, numpy_dtype(dtype)), dtype) for t in made.graph.initializer)
     assert np.isfinite(held[0]) and held[0] < -6e4 and held[1] == -np.inf and held[2] == 0.5

@@ -17,7 +17,7 @@ from polydyn.graph.expand import import_model
 from polydyn.program.assemble import build_program
 from polydyn.program.plan import HostPlan
 from polydyn.schedules.expr import Array
-from polydyn.testing.halves import in_halves, rounded, widened
+from polydyn.testing.halves import in_type, rounded, widened
 from tests.support.marks import slow
 from tests.support.quantized import random_bytes
 from tests.support.tiny import model, node
@@ -122,7 +122,7 @@ def test_windows_of_halves_are_those_of_floats_rounded_once(case: int, last: boo
     whole = window(op, channels, rank, last, **attributes)
     for t in whole.graph.initializer:
         t.CopyFrom(numpy_helper.from_array(widened(rounded(numpy_helper.to_array(t), dtype), dtype), t.name))
-    plan = plan_program(in_halves(whole, dtype))
+    plan = plan_program(in_type(whole, dtype))
     assert len(windows_of(plan)) == 1
     halves, floats_, checked = build_program(plan, threads=1), build_program(plan_program(whole)), CheckedProgram(plan)
     for n, *s in SIZES[rank]:

@@ -196,7 +196,7 @@ def case_of(
             return "too much memory"
         with contextlib.suppress(IndexError):  # integers that are subscripts out of range
             memory = expected(group, planned.forms.get(p.key), arrays, values)
-            return Case(kernel, group, values, arrays, memory, planned.width)
+            return Case(kernel, group, values, arrays, memory, kernel.lanes or planned.width)
     return "no random integers are subscripts in range"
 
 

@@ -185,5 +185,5 @@ def _case(
             continue
         whole = {*constants, *(n for n, a in group.arrays.items() if a.role == "output")}
         ends = {n: a if n in whole else a[: memory.ends[n]] for n, a in arrays.items()}
-        return Case(kernel, group, values, ends, memory, planned.width)
+        return Case(kernel, group, values, ends, memory, kernel.lanes or planned.width)
     return "no random integers are subscripts in range"

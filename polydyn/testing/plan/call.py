@@ -126,7 +126,7 @@ class Call:
         types = {
             a: group.arrays[a].dtype if a in group.arrays else self.plan.buffers[b].dtype for a, b in named.items()
         }
-        loops = Loops(self.memory, c, kernel.symbols, named, types, self.planned.width)
+        loops = Loops(self.memory, c, kernel.symbols, named, types, kernel.lanes or self.planned.width)
         self.traced[loops.compare(body) or "traced"] += 1
 
     def _buffers(self, c: Candidate) -> dict[str, str]:
