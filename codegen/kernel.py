@@ -167,8 +167,8 @@ class Kernel:
     launch of no blocks is skipped. ``workspace``: bytes, over the symbols, of the buffer ``WORKSPACE`` (16-byte
     aligned, contents undefined before and after), which it shares with them; then it may have the buffer ``COUNTERS``
     too. ``tile``: the number of the tuned tile that it is built from, None without tuning. ``amx``: it uses a CPU's
-    matrix unit, for which a process needs a permission. ``lanes``: lanes of its vectors, 0: those of a float32 vector of
-    the processor. ``block``: None on a CPU. ``text`` and ``buffers`` are set last (``emit`` of the target).
+    matrix unit, for which a process needs a permission. ``lanes``: lanes of its vectors; 0: as many as the processor's
+    vectors of float32 have. ``block``: None on a CPU. ``text`` and ``buffers`` are set last (``emit`` of the target).
     """
 
     name: str

@@ -88,7 +88,7 @@ class CpuTarget:
 
     @property
     def for_doubles(self) -> CpuTarget:
-        """The processor as a kernel of 8-byte elements sees it: vectors and caches hold half as many of them."""
+        """The description for kernels of 8-byte elements: vectors and caches hold half as many elements."""
         if self.width <= LEAST_LANES:
             return self
         core = replace(self.core, l2=self.core.l2 // 2, read=self.core.read // 2)
@@ -119,7 +119,7 @@ def leaf_headers(width: int) -> dict[str, str]:
 
 
 def lanes_text(width: int) -> str:
-    """Return the line at the beginning of a unit whose vectors have ``width`` lanes, not those of the headers; empty
-    for 0.
+    """Return the line at the beginning of a unit whose vectors have ``width`` lanes; empty for 0, which keeps the
+    width of the headers.
     """
     return f"#define PD_W {width}\n" if width else ""

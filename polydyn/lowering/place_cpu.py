@@ -135,7 +135,7 @@ class KernelBuilder(Builder):
         return self._attention(form, self._key(form, target), target).declined or self._placed(group, form)
 
     def target_of(self, group: FusedGroup) -> CpuTarget:
-        """Return the processor as the kernels of a group see it: with half as many lanes if a value is a float64."""
+        """Return the description of the processor for a group: that for 8-byte elements if a value is a float64."""
         values = (x for n in group.nodes for x in walk(n.body))
         return self.target.for_doubles if any(x.dtype == "float64" for x in values) else self.target
 
