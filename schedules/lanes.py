@@ -14,11 +14,13 @@ from polydyn.schedules.ranges import simplify
 
 LANE = "@lane"
 """The symbol of the lane's number."""
-VECTOR_DTYPES = ("float32", "int32", "int64", "bool", "uint8", "int8", "float16", "bfloat16", "float64")
+VECTOR_DTYPES = (
+    "float32", "int32", "int64", "bool", "uint8", "int8", "uint16", "int16", "float16", "bfloat16", "float64",
+)  # fmt: skip
 """Types of values in the lanes of a CPU vector. Loops over other types stay scalar."""
 FLOAT_LANES = ("float32", "float16", "bfloat16")
 """Types that the lanes of a CPU vector hold as float32."""
-DEVICE_DTYPES = (*(d for d in VECTOR_DTYPES if d != "float64"), *FLOAT8)
+DEVICE_DTYPES = ("float32", "int32", "int64", "bool", "uint8", "int8", "float16", "bfloat16", *FLOAT8)
 """Types of values in CUDA kernels, whose lanes are threads."""
 RAMP_DTYPES = ("float32", "int32", "int64", "float64")
 """Types that an integer expression may be converted to if it differs from lane to lane."""

@@ -6,8 +6,8 @@ from dataclasses import dataclass, field, replace
 from importlib.resources import files
 
 LEAVES = (
-    "pd_cpu.h", "pd_clang.h", "pd_math.h", "pd_functions.h", "pd_double.h", "pd_storage.h", "pd_order.h", "pd_amx.h",
-    "pd_amx_emulated.h",
+    "pd_cpu.h", "pd_clang.h", "pd_math.h", "pd_functions.h", "pd_double.h", "pd_storage.h", "pd_short.h",
+    "pd_order.h", "pd_amx.h", "pd_amx_emulated.h",
 )  # fmt: skip
 """Headers of CPU kernels. The first one includes the others."""
 

@@ -90,6 +90,8 @@ PD_INLINE hu16 hloadm_u16(const u16 *b, i64 i, i64 n) { return hloads_u16(b, i, 
 #endif
 #endif
 
+#include "pd_short.h"
+
 /* -- one element ------------------------------------------------------------------------------------------------------ */
 PD_INLINE f32 pd_float_of(u32 u) { f32 x; memcpy(&x, &u, sizeof x); return x; }
 PD_INLINE u32 pd_bits_of(f32 x) { u32 u; memcpy(&u, &x, sizeof u); return u; }

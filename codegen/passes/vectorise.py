@@ -31,9 +31,9 @@ from polydyn.schedules.index import ONE, ZERO, Atom, Index, maximum, minimum
 from polydyn.schedules.lanes import FLOAT_LANES, RAMP_DTYPES, VECTOR_DTYPES, lane_stride
 
 SUM_DTYPES = ("float32", "int32", "int64", "float16", "bfloat16", "float64")
-EXTREME_DTYPES = (*SUM_DTYPES, "uint8", "int8")
+EXTREME_DTYPES = (*SUM_DTYPES, "uint8", "int8", "uint16", "int16")
 """Dtypes whose minima and maxima are found in lanes."""
-MASKED_LOAD_DTYPES = ("float32", "uint8", "int8", "float16", "bfloat16", "float64")
+MASKED_LOAD_DTYPES = ("float32", "uint8", "int8", "uint16", "int16", "float16", "bfloat16", "float64")
 """Dtypes that may be loaded in a subset of lanes."""
 PARAMETERS = ("uint8", "int8")
 """Dtypes of zero points. The first byte of such a tensor exists and may be loaded outside its guard."""

@@ -46,7 +46,8 @@ RELATIONS = {"lt": "<", "le": "<=", "eq": "==", "ne": "!=", "gt": ">", "ge": ">=
 BYTES = ("uint8", "int8")
 BYTE_ENDS = (0.0, 255.0)
 """The range of uint8."""
-OTHER_MASKS = ("int64", "uint8", "int8", "float64")
+OTHER_MASKS = ("int64", "uint8", "int8", "uint16", "int16", "float64")
+SHORTS = ("uint16", "int16")
 """Dtypes whose comparisons in lanes do not have the width of ``vb``."""
 
 
@@ -242,9 +243,11 @@ class ValuePrinter:
             return f"vnear_f32({', '.join(self.text(a, lanes) for a in near)})"
         if v.dtype == "bool":
             return _mask(f"({s} != 0)", x.dtype, lanes)
-        if x.dtype in BYTES and v.dtype in ("int32", "float32"):
-            s = self._widened(x, s, lanes)
+        if x.dtype in (*BYTES, *SHORTS) and v.dtype in ("int32", "float32"):
+            s = self._widened(x, s, lanes) if x.dtype in BYTES else f"vwide_{CTYPE[x.dtype]}({s})"
             return s if v.dtype == "int32" else f"__builtin_convertvector({s}, {vector_type(v.dtype)})"
+        if cut and v.dtype in SHORTS:  # by way of 32 bits, which the processor converts to
+            return f"__builtin_convertvector(vcut(vi32, {s}), {vector_type(v.dtype)})"
         if cut:
             return f"vcut({vector_type(v.dtype)}, {s})"
         return f"__builtin_convertvector({f'(({s}) & 1)' if x.dtype == 'bool' else s}, {vector_type(v.dtype)})"
@@ -348,7 +351,7 @@ def _arithmetic(name: str, args: list[str], dtype: str, lanes: int) -> str:
         return f"({f' {sign} '.join(args)})" if name != "neg" else f"(-{args[0]})"
     wide, kind = "u64" if ITEMSIZE[dtype] == 8 else "u32", CTYPE[dtype]
     if lanes > 1:
-        wide, kind = "vu8" if dtype == "int8" else f"v{wide}", f"v{kind}"
+        wide, kind = "vu8" if dtype == "int8" else "vu16" if dtype in SHORTS else f"v{wide}", f"v{kind}"
     operands = [f"({wide}){a}" for a in args]
     return f"(({kind})({'-' if name == 'neg' else ''}{f' {sign} '.join(operands)}))"
 
