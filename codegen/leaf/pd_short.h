@@ -39,6 +39,9 @@ PD_INLINE vi32 vwide_u16(vu16 x) { return __builtin_convertvector(x, vi32); }
 PD_INLINE vi32 vwide_i16(vi16 x) { return __builtin_convertvector(x, vi32); }
 #endif
 
+#if defined(__clang__)
+PD_SHUFFLES(vu16, vu16) PD_SHUFFLES(vi16, vi16)
+#endif
 #define PD_SHORTS(T, V)                                                                                               \
   PD_INLINE V vbcast_##T(T x) { return x - (V){0}; }                                                                   \
   PD_INLINE V vsel_##T(vb c, V a, V b) {                                                                               \
