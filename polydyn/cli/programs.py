@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from polydyn.cli.group import main
-from polydyn.cli.machine import CompileSettings, as_json, of_machine
+from polydyn.cli.machine import CompileSettings, as_json, of_machine, of_program
 from polydyn.cli.output import answer, print_json, print_text
 from polydyn.cli.parsing import sizes
 
@@ -83,7 +83,7 @@ def default_output(model: str) -> str:
 @click.option("--input", "files", multiple=True, help="An input from a file, as in name=array.npy.")
 @click.option("--output-dir", type=click.Path(file_okay=False), help="Folder for the outputs as .npy files.")
 @as_json
-@of_machine
+@of_program
 def run(
     program: str, shape: dict[str, int] | None, files: tuple[str, ...], output_dir: str | None,
     as_json: bool, settings: CompileSettings,
@@ -129,7 +129,7 @@ def run(
 @main.command()
 @click.argument("program")
 @as_json
-@of_machine
+@of_program
 def inspect(program: str, as_json: bool, settings: CompileSettings) -> None:
     """Show the inputs, outputs, guards, kernels and notes of PROGRAM (an artifact or a model)."""
     from polydyn.runtime.explain import declared, refused_sizes
@@ -175,7 +175,7 @@ def inspect(program: str, as_json: bool, settings: CompileSettings) -> None:
 @click.option("--html", "page", type=click.Path(dir_okay=False, path_type=Path),
               help="Write one HTML page: times, roofline (with --peak), memory plan, sources.")  # fmt: skip
 @as_json
-@of_machine
+@of_program
 def explain(
     program: str, shape: dict[str, int], why: bool, peak: float | None, bandwidth: float | None, page: Path | None,
     as_json: bool, settings: CompileSettings,
@@ -227,7 +227,7 @@ def _write_page(
 @click.option("--shape", type=sizes, metavar="B=1,L=8", help="Sizes for generated inputs, as in B=1,L=8.")
 @click.option("--input", "files", multiple=True, help="An input from a file, as in name=array.npy.")
 @as_json
-@of_machine
+@of_program
 def profile(
     program: str, shape: dict[str, int] | None, files: tuple[str, ...],
     as_json: bool, settings: CompileSettings,

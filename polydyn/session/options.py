@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from enum import IntEnum
 from typing import Any
 
-from polydyn.arguments import checked_flag, checked_integer, checked_mapping, checked_text
+from polydyn.arguments import CODE, checked_flag, checked_integer, checked_mapping, checked_text
 from polydyn.backends.options import Options
 from polydyn.errors import InputError, UnsupportedError
 from polydyn.program_key import Arguments
@@ -108,8 +108,8 @@ class SessionOptions(_Entries):
     and can be opened as a session), ``add_free_dimension_override_by_name`` and ``..._by_denotation``, and the config
     entries ``polydyn.dim.NAME`` ("1:64", like ``--dim``), ``polydyn.records``, ``polydyn.strategy``,
     ``polydyn.without`` ("stitch,merge"), ``polydyn.tf32`` ("1"), ``polydyn.precision`` ("bf16", "3xtf32"),
-    ``polydyn.winograd`` ("4"), ``polydyn.fallback`` ("onnxruntime"), ``polydyn.target`` and ``polydyn.start``
-    ("quick"). The options in ``NO_MEANING`` have no effect.
+    ``polydyn.winograd`` ("4"), ``polydyn.fallback`` ("onnxruntime"), ``polydyn.target``, ``polydyn.start``
+    ("quick") and ``polydyn.trust`` ("sources", for a saved program). The options in ``NO_MEANING`` have no effect.
     """
 
     _VALUES: Mapping[str, Any] = {
@@ -161,6 +161,12 @@ class SessionOptions(_Entries):
         start: str = self.entries.get(f"{PREFIX}start", "full")
         return start
 
+    @property
+    def trust(self) -> str:
+        """The argument ``trust`` of ``polydyn.load``, for a saved program."""
+        trust: str = self.entries.get(f"{PREFIX}trust", CODE)
+        return trust
+
     def arguments(self, target: str, denoted: Mapping[str, list[str]]) -> Arguments:
         """Return the arguments to compile with. ``denoted`` maps a denotation to names of the model's dims. InputError:
         an entry is wrong."""
@@ -174,7 +180,7 @@ class SessionOptions(_Entries):
             dims |= dict.fromkeys(denoted[denotation], sizes)
         known = {
             "start", "records", "schedules", "strategy", "without", "tf32", "target", "fallback", "precision",
-            "winograd",
+            "winograd", "trust",
         }  # fmt: skip
         values: dict[str, str] = {}
         for key, value in self.entries.items():

@@ -100,7 +100,7 @@ class InferenceSession(Refusing):
                 self._model, arguments, threads=self._options.threads, start=self._options.start
             )
         else:
-            self.program = load(saved, threads=self._options.threads)
+            self.program = load(saved, threads=self._options.threads, trust=self._options.trust)
             if ("cuda" in self.program.manifest) != (self._provider == CUDA):
                 raise InputError(
                     f"{saved} is compiled for {self.program.manifest['target']}, not for {self._provider}",
