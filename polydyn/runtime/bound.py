@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, NoReturn
 
 import numpy as np
+import numpy.typing as npt
 
 from polydyn.errors import InputError, WrongTypeError
 from polydyn.runtime.mapped import MappedFile
@@ -82,6 +83,14 @@ class BoundCall:
         if self._renew is not None:
             self._run = self._renew()
         self._forks = _forks
+
+
+def as_array(name: str, value: Any) -> npt.NDArray[Any]:
+    """Return the value of an input as an array. InputError: numpy cannot convert it."""
+    try:
+        return np.asarray(value)
+    except Exception as e:  # any exception of the value's __array__
+        raise InputError(f"input '{name}' is not an array: {e}", tensor=name, remedy="pass a numpy array") from e
 
 
 def reject_conversions(names: list[str], feeds: Mapping[str, Any], addresses: list[int]) -> None:

@@ -6,15 +6,17 @@ import os
 import warnings
 from collections.abc import Mapping
 from enum import IntEnum
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from polydyn.arguments import CODE, checked_flag, checked_integer, checked_mapping, checked_text
 from polydyn.backends.options import Options
 from polydyn.errors import InputError, UnsupportedError
 from polydyn.program_key import Arguments
-from polydyn.schedules.handmade.document import read_schedules
 from polydyn.session.missing_names import Refusing, missing
-from polydyn.shapes.sizes import Sizes, SizesLike
+
+if TYPE_CHECKING:
+    from polydyn.schedules.handmade.document import Written
+    from polydyn.shapes.sizes import Sizes, SizesLike
 
 
 class GraphOptimizationLevel(IntEnum):
@@ -188,7 +190,7 @@ class SessionOptions(_Entries):
             if name == key:
                 continue
             if name.startswith("dim."):
-                dims[name[4:]] = Sizes.parse(value)
+                dims[name[4:]] = _parsed(value)
             elif name in known:
                 values[name] = value
             else:
@@ -203,15 +205,28 @@ class SessionOptions(_Entries):
         if not side.isdecimal():
             raise InputError(f"polydyn.winograd is {side!r}", remedy="a number of pixels")
         options = Options(without, strategy, tf32, values.get("fallback"), values.get("precision"), int(side))
-        schedules = read_schedules(values["schedules"]) if "schedules" in values else ()
+        schedules: tuple[Written, ...] = ()
+        if "schedules" in values:
+            from polydyn.schedules.handmade.document import read_schedules
+
+            schedules = tuple(read_schedules(values["schedules"]))
         records = values.get("records")
         return Arguments(values.get("target", target), dims, options, records, schedules=schedules)
 
 
 def _one(size: Any) -> Sizes:
     """Return the sizes of a dim that has only one. InputError: it is not a size."""
+    from polydyn.shapes.sizes import Sizes  # few sessions restrict a dim
+
     number = checked_integer(size, "dim_value")
     return Sizes(number, number)
+
+
+def _parsed(text: str) -> Sizes:
+    """Return the sizes that a config entry describes. ShapeError: it describes none."""
+    from polydyn.shapes.sizes import Sizes
+
+    return Sizes.parse(text)
 
 
 class RunOptions(_Entries):

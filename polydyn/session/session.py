@@ -22,11 +22,12 @@ from polydyn.runtime.program import Program
 from polydyn.session.binding import IOBinding
 from polydyn.session.missing_names import DOCUMENT, Refusing
 from polydyn.session.options import RunOptions, SessionOptions
-from polydyn.session.trace import Trace, call_events
 from polydyn.session.values import ModelMetadata, NodeArg, OrtValue, checked_value, tensor_type
 
 if TYPE_CHECKING:
     import onnx
+
+    from polydyn.session.trace import Trace
 
 Provider = str | tuple[str, Mapping[str, Any]]
 
@@ -108,7 +109,7 @@ class InferenceSession(Refusing):
                 )
         self._inputs = _arguments(self.program.arguments("inputs"))
         self._outputs = _arguments(self.program.arguments("outputs"))
-        self._trace = Trace(self._options.profile_file_prefix) if self._options.enable_profiling else None
+        self._trace = _new_trace(self._options.profile_file_prefix) if self._options.enable_profiling else None
         if self._options.optimized_model_filepath:
             self.program.save(self._options.optimized_model_filepath)
 
@@ -179,6 +180,8 @@ class InferenceSession(Refusing):
     def _traced(self, call: Callable[[], Any], feeds: Mapping[str, Any]) -> Any:
         if self._trace is None:
             return call()
+        from polydyn.session.trace import call_events  # few sessions write a trace
+
         start = time.monotonic_ns()
         results = call()
         self._trace.add(start, time.monotonic_ns(), call_events(self.program, feeds, repeats=1))
@@ -272,6 +275,13 @@ class InferenceSession(Refusing):
     def get_profiling_start_time_ns(self) -> int:
         """Return the start of profiling in ``time.monotonic_ns``; 0 without profiling."""
         return self._trace.start if self._trace is not None else 0
+
+
+def _new_trace(prefix: str) -> Trace:
+    """Return an empty trace, whose module few sessions need."""
+    from polydyn.session.trace import Trace
+
+    return Trace(prefix)
 
 
 def _feed(feed: Any) -> Mapping[str, Any]:
