@@ -20,7 +20,7 @@ def target_of(name: str, options: Options | None = None, schedules: Sequence[Wri
     ``schedules``. WrongTypeError: the options are of another class."""
     if options is not None and not isinstance(options, Options):
         raise WrongTypeError(
-            f"options is a {type(options).__name__}", rule="polydyn.Options", remedy="polydyn.Options(tf32=True)"
+            f"options is a {type(options).__name__}", rule="polydyn.Options", remedy="pass polydyn.Options(...)"
         )
     from polydyn.gpu.targets import is_cuda
 

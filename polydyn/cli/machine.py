@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import errno
 import functools
 import os
 from collections.abc import Callable
@@ -16,7 +17,7 @@ from click.shell_completion import CompletionItem
 from polydyn.arguments import CODE, TRUST
 from polydyn.backends.options import BF16, TF32X3, Options
 from polydyn.cli.parsing import dim_sizes, named_axes, sizes
-from polydyn.errors import InputError
+from polydyn.errors import InputError, MissingModelError
 from polydyn.onnx_runtime import FALLBACK
 from polydyn.schedules.handmade.document import read_schedules
 from polydyn.shapes.sizes import Sizes
@@ -155,6 +156,9 @@ class CompileSettings:
         from polydyn.runtime.artifact import is_artifact
         from polydyn.runtime.opening import load
 
+        if not os.path.exists(path):
+            remedy = "give the path of a saved program, of an .onnx file, or of a folder of Hugging Face's transformers"
+            raise MissingModelError(f"cannot read {path}: {os.strerror(errno.ENOENT)}", remedy=remedy)
         if not is_artifact(path):
             return self.compile(path)
         program = load(path, threads=self.threads, trust=self.trust)

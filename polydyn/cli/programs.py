@@ -93,10 +93,10 @@ def run(
     Inputs without a file are generated: seeded normal numbers, and zeros and ones for integers.
     """
     import numpy as np
-    from rich.table import Table
 
     from polydyn.build.cache import replacing, writable
     from polydyn.cli.inputs import feeds_for, file_names, named_files
+    from polydyn.runtime.explain import text_table
 
     opened = settings.open(program)
     feeds = feeds_for(opened, shape or {}, named_files(files))
@@ -114,13 +114,13 @@ def run(
         shapes = {n: {"dtype": str(a.dtype), "shape": list(a.shape)} for n, a in results.items()}
         print_json({"outputs": shapes, "first_call_ms": milliseconds, "output_dir": output_dir})
         return
-    table = Table("output", "dtype", "shape", "min", "mean", "max")
+    rows = []
     dtypes = {o["name"]: o["dtype"] for o in opened.manifest["outputs"]}
     for name, a in results.items():
         wide, exact = a.astype(np.float64), dtypes[name] == str(a.dtype)  # else the bits of a type that numpy lacks
         numbers = [f"{x:.6g}" for x in (wide.min(), wide.mean(), wide.max())] if a.size and exact else ["-"] * 3
-        table.add_row(name, dtypes[name], "x".join(map(str, a.shape)) or "scalar", *numbers)
-    print_text(table)
+        rows.append((name, dtypes[name], "x".join(map(str, a.shape)) or "scalar", *numbers))
+    print_text(text_table(("output", "dtype", "shape", "min", "mean", "max"), rows, optional=("dtype", "min", "max")))
     print_text(f"first call {milliseconds:.3f} ms")
     for file in file_names(results).values() if output_dir else ():
         print_text(f"written: {Path(output_dir or '') / file}")

@@ -85,6 +85,19 @@ class BoundCall:
         self._forks = _forks
 
 
+def wrong_output(name: str, dtype: object, shape: tuple[int, ...]) -> InputError:
+    """Return the error of an array in ``out`` that is not of the dtype and shape of this call."""
+    needed = f"an array of {dtype} and shape {shape}"
+    remedy = f"pass numpy.empty({shape}, {str(dtype)!r}), or leave the output out"
+    return InputError(f"out['{name}'] must be {needed} in this call", tensor=name, remedy=remedy)
+
+
+def wrong_memory(name: str) -> InputError:
+    """Return the error of an array in ``out`` that cannot be written to as it is."""
+    remedy = "pass an array that numpy.empty returned, not a view or a read-only array"
+    return InputError(f"out['{name}'] must be C-contiguous, aligned and writeable", tensor=name, remedy=remedy)
+
+
 def as_array(name: str, value: Any) -> npt.NDArray[Any]:
     """Return the value of an input as an array. InputError: numpy cannot convert it."""
     try:

@@ -15,7 +15,7 @@ import numpy.typing as npt
 from polydyn.arguments import check_repeats, check_threads, checked_feeds, checked_flag, checked_out
 from polydyn.errors import InputError, PolydynError, UnknownNameError, WrongTypeError
 from polydyn.runtime.artifact import Artifact, described, write_artifact
-from polydyn.runtime.bound import BoundCall, as_array, reject_conversions
+from polydyn.runtime.bound import BoundCall, as_array, reject_conversions, wrong_memory, wrong_output
 from polydyn.runtime.native import BITS, DTYPE_CODES, Context, Native, address_of, close_program, new_output
 from polydyn.runtime.plain_expressions import evaluate
 from polydyn.runtime.shapes_log import write_log
@@ -227,9 +227,7 @@ class Program:
             else:
                 count, array = count + 1, out[name]
                 if not isinstance(array, np.ndarray) or array.dtype != dtype or array.shape != shape:
-                    raise InputError(
-                        f"out['{name}'] must be an array of {dtype} and shape {shape} in this call", tensor=name
-                    )
+                    raise wrong_output(name, dtype, shape)
             results[name] = array
             targets.append(address_of(array))
         if out:
@@ -285,7 +283,7 @@ class Program:
         raise InputError(
             f"input '{name}' is {array.dtype}, the program takes {declared['dtype']}",
             tensor=name,
-            remedy=f"convert it: array.astype({str(dtype)!r})" if array.dtype != object else "pass a numpy array",
+            remedy="pass a numpy array" if array.dtype.kind in "OUS" else f"convert it: array.astype({str(dtype)!r})",
         )
 
     def _declared(self, name: str) -> dict[str, Any]:
@@ -315,14 +313,14 @@ class Program:
         if used != len(out):
             name = next(n for n in out if n not in results)
             raise UnknownNameError(
-                f"the program has no output '{name}'", tensor=name, remedy=f"outputs: {', '.join(results)}"
+                f"the program has no output '{name}'", tensor=name, remedy=f"its outputs are {', '.join(results)}"
             )
         strided = {name for _, name, _ in self._strided}
         for name, array in out.items():
             flags = array.flags
             dense = name in strided or flags.c_contiguous  # pd_shapes has checked the strides of ``strided``
             if not (dense and flags.writeable and flags.aligned):
-                raise InputError(f"out['{name}'] must be C-contiguous, aligned and writeable", tensor=name)
+                raise wrong_memory(name)
         if not surely_apart(arrays, addresses, list(results.values()), targets, self._pair_positions):
             inputs = {name: array for (name, _, _), array in zip(self._inputs, arrays, strict=True)}
             reject_sharing(inputs, out, self._pairs)

@@ -198,7 +198,8 @@ class InferenceSession(Refusing):
             if not isinstance(name, str):
                 wrong_type("a name in output_names", name, f"names, as in {known}")
             if name not in known:
-                raise UnknownNameError(f"the model has no output '{name}'", tensor=name, remedy=f"{', '.join(known)}")
+                remedy = f"its outputs are {', '.join(known)}"
+                raise UnknownNameError(f"the model has no output '{name}'", tensor=name, remedy=remedy)
         return names
 
     def _array(self, name: str, value: Any) -> Any:

@@ -136,6 +136,10 @@ def sizes_by_name(dims: Dims | None) -> dict[str, Sizes]:
     if not isinstance(dims, Mapping):
         raise ShapeError(f"dims is {dims!r}", rule="name -> sizes", remedy="dims={'L': (1, 512)}")
     for name, value in dims.items():
+        given: object = value
+        if isinstance(given, str):
+            remedy = f"give (low, high), or polydyn.Sizes.parse({given!r})"
+            raise ShapeError(f"the text {given!r} does not describe sizes", dim=name, remedy=remedy)
         try:
             out[name] = value if isinstance(value, Sizes) else Sizes(*value)
         except ShapeError as e:

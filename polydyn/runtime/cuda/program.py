@@ -421,7 +421,7 @@ class Call:
         if unknown:
             names = ", ".join(self._targets)
             text = f"the program has no output '{unknown[0]}'"
-            raise UnknownNameError(text, tensor=unknown[0], remedy=f"outputs: {names}")
+            raise UnknownNameError(text, tensor=unknown[0], remedy=f"its outputs are {names}")
         if not self._out:
             return
         host_in = {n: a for n, a in self._arrays.items() if isinstance(a, np.ndarray)}
