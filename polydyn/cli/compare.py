@@ -12,7 +12,7 @@ import click
 
 from polydyn.cli.group import main
 from polydyn.cli.machine import DIFFERENT, SHAPES, CompileSettings, as_json, of_machine, of_program
-from polydyn.cli.output import answer
+from polydyn.cli.output import answer, keep_source
 from polydyn.cli.parsing import sizes
 from polydyn.cli.timing import Plan, measured, shape_text
 from polydyn.errors import InputError
@@ -152,6 +152,7 @@ def trace(
     from polydyn.cli.inputs import feeds_for, named_files
     from polydyn.session.trace import call_events, write_trace
 
+    keep_source(program, output)
     opened = settings.open(program)
     events = call_events(opened, feeds_for(opened, shape or {}, named_files(files)), repeats=5)
     write_trace(output, events)

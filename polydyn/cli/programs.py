@@ -14,7 +14,7 @@ import click
 
 from polydyn.cli.group import main
 from polydyn.cli.machine import CompileSettings, as_json, of_machine, of_program
-from polydyn.cli.output import answer, print_json, print_text
+from polydyn.cli.output import answer, keep_source, print_json, print_text
 from polydyn.cli.parsing import sizes
 
 if TYPE_CHECKING:
@@ -39,6 +39,7 @@ def compile_(
     from polydyn.program_cache import within
 
     output = output or default_output(model)
+    keep_source(model, output)
     start = time.perf_counter()
     if settings.foreign:
         from polydyn.build.features import architecture
@@ -186,6 +187,7 @@ def explain(
             raise click.UsageError(f"{name} must be a realistic machine limit, not {value:g}")
     if (peak is None) != (bandwidth is None):
         raise click.UsageError("--peak and --bandwidth belong together")
+    keep_source(program, page)
     opened = settings.open(program)
     explained = opened.explain(**shape)
     if page is not None:

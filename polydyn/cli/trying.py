@@ -16,7 +16,7 @@ import click
 
 from polydyn.cli.group import main
 from polydyn.cli.machine import DIFFERENT, CompileSettings, as_json, of_machine
-from polydyn.cli.output import answer
+from polydyn.cli.output import answer, keep_source
 from polydyn.cli.parsing import sizes
 from polydyn.cli.timing import Plan, allowed_error, largest_error, measured, shape_text
 from polydyn.errors import InputError
@@ -113,6 +113,7 @@ def try_(
     Exit code 0: right and faster; 3: an output differs; 4: right, and not faster. Nodes that polydyn does not compile
     are left to ONNX Runtime and listed. Times are medians of alternating calls from Python, on generated inputs.
     """
+    keep_source(model, page)
     trial = tried(model, shapes, rounds, tolerance, settings)
     if page is not None:
         from polydyn.build.cache import writable, write_atomically
