@@ -93,12 +93,16 @@ class _Entries(Refusing):
 
 
 def _like(default: Any, value: Any, role: str) -> Any:
-    """Return the value of an option. WrongTypeError: it is of another kind than the default."""
+    """Return the value of an option. WrongTypeError: it is of another kind than the default. InputError: an enumeration
+    does not have it."""
     if isinstance(default, bool):
         return checked_flag(value, role)
     if isinstance(default, str):
         return str(value) if isinstance(value, os.PathLike) else checked_text(value, role)
     checked_integer(value, role)
+    if isinstance(default, IntEnum) and value not in [m.value for m in type(default)]:
+        members = ", ".join(f"{m.name} ({m.value})" for m in type(default))
+        raise InputError(f"{role} is {value}", remedy=f"use a member of {type(default).__name__}: {members}")
     return value
 
 
@@ -194,17 +198,20 @@ class SessionOptions(_Entries):
             elif name in known:
                 values[name] = value
             else:
-                raise InputError(f"there is no config entry {key}", remedy=f"polydyn.dim.NAME, {', '.join(known)}")
+                listed = ", ".join(f"{PREFIX}{n}" for n in ("dim.NAME", *sorted(known)))
+                raise InputError(f"there is no config entry {key}", remedy=f"use one of {listed}")
         without = set(filter(None, values.get("without", "").split(",")))
         if self.graph_optimization_level == GraphOptimizationLevel.ORT_DISABLE_ALL:
             from polydyn.fusion.pipeline import NAMES  # loads the passes
 
             without = set(NAMES)
-        strategy, tf32 = values.get("strategy", Options.strategy), values.get("tf32", "0") == "1"
+        strategy, tf32 = values.get("strategy", Options.strategy), values.get("tf32", "0")
+        if tf32 not in ("0", "1"):
+            raise InputError(f"{PREFIX}tf32 is {tf32!r}", remedy="set it to '0' or '1'")
         side = values.get("winograd", str(Options.winograd))
         if not side.isdecimal():
-            raise InputError(f"polydyn.winograd is {side!r}", remedy="a number of pixels")
-        options = Options(without, strategy, tf32, values.get("fallback"), values.get("precision"), int(side))
+            raise InputError(f"{PREFIX}winograd is {side!r}", remedy="set it to a number of pixels, as in '4'")
+        options = Options(without, strategy, tf32 == "1", values.get("fallback"), values.get("precision"), int(side))
         schedules: tuple[Written, ...] = ()
         if "schedules" in values:
             from polydyn.schedules.handmade.document import read_schedules

@@ -78,7 +78,7 @@ class InferenceSession(Refusing):
         self._options = SessionOptions() if sess_options is None else sess_options
         if not isinstance(self._options, SessionOptions):
             raise InputError(
-                f"sess_options is a {type(sess_options).__module__}.{type(sess_options).__name__}",
+                f"sess_options is of the class {type(sess_options).__module__}.{type(sess_options).__name__}",
                 remedy="make it with polydyn.SessionOptions()",
             )
         self._model = path_or_bytes
