@@ -122,7 +122,8 @@ def within(deadline: float | None) -> Iterator[None]:
         yield
         return
     if not (isinstance(deadline, (int, float)) and deadline > 0):
-        raise InputError(f"deadline is {deadline!r}", rule="deadline", remedy="a positive number of seconds, or None")
+        remedy = "pass a positive number of seconds, or None"
+        raise InputError(f"deadline is {deadline!r}", rule="deadline", remedy=remedy)
     try:
         with until(deadline):
             yield
@@ -175,7 +176,7 @@ def _warn(program: Program) -> None:
 def check_start(start: str) -> str:
     """Return a value of ``start``. InputError: it is unknown."""
     if not isinstance(start, str) or start not in STARTS:
-        raise InputError(f"start is {start!r}", rule="start", remedy=" or ".join(map(repr, STARTS)))
+        raise InputError(f"start is {start!r}", rule="start", remedy=f"pass {' or '.join(map(repr, STARTS))}")
     return start
 
 

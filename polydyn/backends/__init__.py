@@ -27,7 +27,9 @@ def target_of(name: str, options: Options | None = None, schedules: Sequence[Wri
     if is_cuda(name):
         if schedules:
             raise UnsupportedError(
-                f"schedules written by hand on {name}", rule="schedules", remedy="a CPU target, or no schedules"
+                f"schedules written by hand on {name}",
+                rule="schedules",
+                remedy="use a CPU target, or leave the schedules out",
             )
         from polydyn.backends.cuda import Cuda
 

@@ -39,7 +39,8 @@ class Cuda(Target):
     def __init__(self, name: str, options: Options) -> None:
         super().__init__(name, options)
         if options.precision == BF16:
-            raise UnsupportedError(f"precision {options.precision} on {name}", rule="a CPU", remedy="tf32, or a CPU")
+            remedy = "use tf32, or a CPU"
+            raise UnsupportedError(f"precision {options.precision} on {name}", rule="a CPU", remedy=remedy)
         if options.winograd != Options.winograd:
             option = f"winograd {options.winograd}"
             remedy = "leave it out: CUDA has no Winograd tiles"

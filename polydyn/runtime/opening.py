@@ -66,7 +66,7 @@ def load(path: str | os.PathLike[str], *, threads: int | None = None, trust: str
     ArtifactError: the file is damaged, made for another version or processor, or cannot be built from its sources.
     """
     if not isinstance(trust, str) or trust not in TRUST:
-        raise InputError(f"trust is {trust!r}", rule="trust", remedy=" or ".join(map(repr, TRUST)))
+        raise InputError(f"trust is {trust!r}", rule="trust", remedy=f"pass {' or '.join(map(repr, TRUST))}")
     checked = checked_path(path, error=ArtifactError)
     if trust == CODE:
         return open_program(read_artifact(checked), threads=threads)

@@ -356,7 +356,8 @@ class Program:
         """Return ``inputs``, ``outputs`` or ``optional`` (initializers that are inputs): dicts with ``name``, ``dtype``
         and ``shape``, in order. UnknownNameError: another kind."""
         if not isinstance(kind, str) or kind not in KINDS:
-            raise UnknownNameError(f"a program has no arguments {kind!r}", remedy=" or ".join(map(repr, KINDS)))
+            remedy = f"pass {' or '.join(map(repr, KINDS))}"
+            raise UnknownNameError(f"a program has no arguments {kind!r}", remedy=remedy)
         return list(self.manifest.get(kind, ()))
 
     @property

@@ -340,7 +340,8 @@ def _device_id(settings: Mapping[str, str]) -> int:
     """Return the number of the device. InputError: it is not one."""
     text = settings.get("device_id", "0")
     if not text.isdecimal():
-        raise InputError(f"device_id is {text!r}", rule="provider options", remedy="the number of a device, as in 0")
+        remedy = "pass the number of a device, as in 0"
+        raise InputError(f"device_id is {text!r}", rule="provider options", remedy=remedy)
     return int(text)
 
 
