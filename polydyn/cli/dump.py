@@ -18,6 +18,7 @@ from polydyn.compiler import plan_program
 from polydyn.errors import DebugError, InputError, UnwritableError
 from polydyn.logs import reporting
 from polydyn.runtime.artifact import is_artifact, read_artifact
+from polydyn.runtime.tables import counted
 
 
 @main.command()
@@ -45,7 +46,7 @@ def dump(model: str, output: Path, as_json: bool, settings: CompileSettings) -> 
             raise UnwritableError.of(output, e.__cause__) from e
         raise
     files = sorted(str(f.relative_to(output)) for f in output.rglob("*") if f.is_file())
-    answer(as_json, {"output": str(output), "files": files}, f"{output}: {len(files)} files")
+    answer(as_json, {"output": str(output), "files": files}, f"{output}: {counted(len(files), 'file')}")
 
 
 def _stages(model: str, output: Path, settings: CompileSettings) -> None:

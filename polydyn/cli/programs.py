@@ -37,6 +37,7 @@ def compile_(
     MODEL is an ONNX file, or a folder that Hugging Face's transformers wrote.
     """
     from polydyn.program_cache import within
+    from polydyn.runtime.tables import counted
 
     output = output or default_output(model)
     keep_source(model, output)
@@ -60,10 +61,11 @@ def compile_(
         "output": output, "bytes": size, "seconds": seconds, "launches": len(program.launches),
         "kernels": program.kernel_count, "compilations": program.compilations, "peak_bytes": int(peak * 2**20),
     }  # fmt: skip
-    made = f"opened from the cache in {seconds:.1f} s: {len(program.launches)} launches, {program.kernel_count} kernels"
+    contents = f"{counted(len(program.launches), 'launch')}, {counted(program.kernel_count, 'kernel')}"
+    made = f"opened from the cache in {seconds:.1f} s: {contents}"
     if program.timing and program.timing.is_compilation:
-        made = f"compiled in {seconds:.1f} s: {len(program.launches)} launches, {program.kernel_count} kernels, "
-        made += f"{program.compilations} translation units compiled (the others were in the cache)"
+        made = f"compiled in {seconds:.1f} s: {contents}, "
+        made += f"{counted(program.compilations, 'translation unit')} compiled (the others were in the cache)"
     facts |= {"timing": program.timing.to_json()} if timing and program.timing else {}
     answer(
         as_json, facts, *([f"{program.timing}\n"] if timing else []),

@@ -337,3 +337,8 @@ def test_a_process_without_standard_output_ends_as_usual(relu: Path) -> None:
     words = [sys.executable, "-m", "polydyn", "run", str(relu), "--shape", "N=2"]
     done = subprocess.run(["sh", "-c", '"$@" >&-', "sh", *words], capture_output=True, text=True, timeout=120)
     assert done.returncode == 0 and not done.stderr, done.stderr
+
+
+def test_one_is_not_many(relu: Path) -> None:
+    done = call("compile", relu, "-o", relu.parent / "relu.polydyn", "--no-cache")
+    assert done.exit_code == 0 and ": 1 launch, 1 kernel, " in done.output, done.output
