@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from tests.support.paths import ROOT
 
-VALUES = ("a ", "an ", "the number", "None", "True", "False", "'")
+VALUES = ("a ", "an ", "one of", "the number", "None", "True", "False", "'", *"0123456789")
 """Beginnings of remedies that only name a value. ``pass None or 'x'`` says what to do with it."""
 
 
