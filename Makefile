@@ -77,11 +77,13 @@ checked: $(VENV)/.extra-test
 pool-tsan: $(VENV)/.extra-test
 	$(BIN)/python -m pytest tests/robustness/test_pool.py -m "" -k data_race
 
-# Generated programs and their run time under gcc's sanitizers (docs/trust.md); half an hour. ARGS: models, --random, --kind
+# Generated programs and their run time under gcc's sanitizers, then the execution provider (docs/trust.md); half an hour.
+# ARGS: models, --random, --kind
 sanitize: $(VENV)/.extra-test
 	$(BIN)/python -m tests.support.sanitized $(ARGS)
+	$(BIN)/python -m tests.support.sanitized_provider
 
-# The C of the run time by gcc -fanalyzer and, if it is on the path, clang-tidy (pip install clang-tidy); a minute.
+# The C of the run time and of the provider by gcc -fanalyzer and, if it is on the path, clang-tidy (pip install clang-tidy); a minute.
 analyze: $(VENV)/.extra-test
 	$(BIN)/python -m tests.support.analyzed
 

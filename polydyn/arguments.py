@@ -14,6 +14,11 @@ from typing import Any, NoReturn
 from polydyn.build.features import available_cores
 from polydyn.errors import InputError, PolydynError, WrongTypeError
 
+CODE, SOURCES = "code", "sources"
+TRUST = (CODE, SOURCES)
+"""Values of ``trust``: what runs of a saved program. Its machine code, or what the compiler of this machine builds from
+its C text."""
+
 
 def wrong_type(role: str, value: Any, wanted: str) -> NoReturn:
     """Raise WrongTypeError: ``value``, the argument ``role``, is not what the interface takes."""

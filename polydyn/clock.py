@@ -11,93 +11,27 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import asdict, dataclass, field
 from functools import wraps
-from typing import Any, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, ParamSpec, TypeVar
+
+if TYPE_CHECKING:
+    from polydyn.timing import Timing
 
 P = ParamSpec("P")
 T = TypeVar("T")
-IMPORT = "import of the model"
-"""The first section of every compilation."""
 REST = "the rest"
 """The section of time that is in no other section."""
 
 
-@dataclass(frozen=True)
-class Section:
-    """A part of a compilation: elapsed seconds, processor seconds of this process, number of times it ran."""
-
-    name: str
-    seconds: float
-    processor: float
-    count: int
-
-
-@dataclass(frozen=True)
-class Unit:
-    """A translation unit that the C compiler compiled: its processor seconds, and the lines of C of its kernels."""
-
-    name: str
-    processor: float
-    lines: Mapping[str, int]
-
-
-@dataclass(frozen=True)
-class Timing:
-    """Where the time of a compilation went; ``str()`` is a table. Sections and units are sorted, slowest first.
-
-    Units compile in parallel with the sections, which see only the time spent waiting for them.
-    """
-
-    sections: tuple[Section, ...]
-    units: tuple[Unit, ...]
-
-    @property
-    def seconds(self) -> float:
-        """Elapsed seconds of the whole compilation."""
-        return sum(s.seconds for s in self.sections)
-
-    @property
-    def is_compilation(self) -> bool:
-        """Whether the model was compiled; a stored program is only opened."""
-        return any(s.name == IMPORT for s in self.sections)
-
-    @property
-    def processor(self) -> float:
-        """Processor seconds of this process and of its compilers."""
-        return sum(s.processor for s in self.sections) + sum(u.processor for u in self.units)
-
-    def to_json(self) -> dict[str, Any]:
-        """Return plain data."""
-        return {"seconds": self.seconds, "processor": self.processor, **asdict(self)}
-
-    def __repr__(self) -> str:
-        return f"<Timing: {self.seconds:.2f} s in {len(self.sections)} sections, {len(self.units)} translation units>"
-
-    def _repr_html_(self) -> str:
-        return f"<pre>{self}</pre>"
-
-    def __str__(self) -> str:
-        rows = [f"{'section':<36}{'seconds':>9}{'processor':>11}{'times':>8}"]
-        rows += [f"{s.name:<36}{s.seconds:9.3f}{s.processor:11.3f}{s.count:8}" for s in self.sections]
-        if self.units:
-            rows += ["", f"{'translation unit':<36}{'':9}{'processor':>11}{'lines':>8}  kernels"]
-        for u in self.units:
-            kernels = ", ".join(f"{name} {lines}" for name, lines in u.lines.items())
-            rows.append(f"{u.name:<36}{'':9}{u.processor:11.3f}{sum(u.lines.values()) or '':8}  {kernels}".rstrip())
-        rows += ["", f"{'all':<36}{self.seconds:9.3f}{self.processor:11.3f}"]
-        return "\n".join(rows)
-
-
-@dataclass
 class Clock:
     """The open clock of a compilation. ``open``: the sections that are open, outermost first."""
 
-    totals: dict[str, list[float]] = field(default_factory=dict)
-    units: dict[str, float] = field(default_factory=dict)
-    lines: dict[str, dict[str, int]] = field(default_factory=dict)
-    open: list[str] = field(default_factory=list)
-    last: tuple[float, float] = (0.0, 0.0)
+    def __init__(self) -> None:
+        self.totals: dict[str, list[float]] = {}
+        self.units: dict[str, float] = {}
+        self.lines: dict[str, dict[str, int]] = {}
+        self.open: list[str] = []
+        self.last = (0.0, 0.0)
 
     def enter(self, name: str) -> None:
         """Open a section."""
@@ -110,13 +44,23 @@ class Clock:
         self._count()
         self.open.pop()
 
+    def reading(self) -> Callable[[], Timing]:
+        """Return a function that returns the times until now. Its classes are made when it is called: most programs
+        are opened from the cache, and their times are not read."""
+        totals = [(n, wall, processor, int(count)) for n, (wall, processor, count) in self.totals.items()]
+        units = [(n, processor, dict(self.lines.get(n, {}))) for n, processor in self.units.items()]
+
+        def timing() -> Timing:
+            from polydyn.timing import Section, Timing, Unit
+
+            sections = sorted((Section(*x) for x in totals), key=lambda s: -s.seconds)
+            return Timing(tuple(sections), tuple(sorted((Unit(*x) for x in units), key=lambda u: -u.processor)))
+
+        return timing
+
     def timing(self) -> Timing:
         """Return the times so far."""
-        sections = [Section(n, wall, cpu, int(count)) for n, (wall, cpu, count) in self.totals.items()]
-        units = [Unit(n, cpu, self.lines.get(n, {})) for n, cpu in self.units.items()]
-        sections.sort(key=lambda s: -s.seconds)
-        units.sort(key=lambda u: -u.processor)
-        return Timing(tuple(sections), tuple(units))
+        return self.reading()()
 
     def _count(self) -> None:
         now = time.perf_counter(), time.process_time()

@@ -18,7 +18,7 @@ from polydyn.backends import Options, target_of
 from polydyn.backends.base import Target
 from polydyn.backends.launches import distinct_kernels, host_plan
 from polydyn.build.compiler import why_elsewhere
-from polydyn.clock import IMPORT, measuring, section
+from polydyn.clock import measuring, section
 from polydyn.codegen.pipeline import Loops, loops_kept
 from polydyn.debug import Stage, Verify, needing_sources, stages, verifying
 from polydyn.errors import FallbackWarning, PolydynError, UnsupportedError, planning
@@ -50,6 +50,7 @@ from polydyn.schedules.handmade.document import Written
 from polydyn.schedules.names import given_back_everywhere
 from polydyn.search.records import Records
 from polydyn.shapes.sizes import Dims, sizes_by_name
+from polydyn.timing import IMPORT
 
 __all__ = ["Options", "compile", "compile_artifact", "plan_graph", "plan_program"]
 
@@ -87,7 +88,7 @@ def compile(
             program = open_program(artifact, threads=threads, compilations=compiled)
             del artifact
             _return_memory()
-    program.timing = clock.timing()
+    program.read_timing = clock.reading()
     return program
 
 

@@ -23,7 +23,6 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass, field
 from enum import IntEnum
 from itertools import count
 from pathlib import Path
@@ -63,7 +62,6 @@ class Stage(Protocol):
         """Return the value."""
 
 
-@dataclass
 class _Recorder:
     """One compilation whose output is recorded.
 
@@ -71,16 +69,12 @@ class _Recorder:
     part.
     """
 
-    level: int
-    folder: Path | None
-    started: float = field(default_factory=time.perf_counter)
-    numbers: Counter[str] = field(default_factory=Counter)
-    texts: dict[str, str] = field(default_factory=dict)
-    lock: Lock = field(default_factory=Lock)
-    last: float = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.last = self.started
+    def __init__(self, level: int, folder: Path | None) -> None:
+        self.level, self.folder = level, folder
+        self.started = self.last = time.perf_counter()
+        self.numbers: Counter[str] = Counter()
+        self.texts: dict[str, str] = {}
+        self.lock = Lock()
 
     def stage(self, name: str, value: T, text: Callable[[T], str] | None = None) -> T:
         """Record the end of a stage. The time for its text does not count."""

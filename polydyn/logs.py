@@ -78,7 +78,8 @@ def shown(switch: str) -> frozenset[str]:
     names = {n.strip() for n in switch.split(",") if n.strip()}
     unknown = sorted(names - SUBJECTS.keys() - {"all"})
     if unknown:
-        raise DebugError(f"{SWITCH} names {unknown[0]!r}", rule=SWITCH, remedy=f"all, or {', '.join(SUBJECTS)}")
+        remedy = f"write all, or names among {', '.join(SUBJECTS)}"
+        raise DebugError(f"{SWITCH} names {unknown[0]!r}", rule=SWITCH, remedy=remedy)
     return frozenset(SUBJECTS if "all" in names else names)
 
 

@@ -25,12 +25,11 @@ from polydyn.logs import Report, activate, note, reporting
 from polydyn.program_key import Arguments, program_key, sources_changed
 from polydyn.program_store import store_program, stored_program
 from polydyn.runtime.program import Program
-from polydyn.schedules.handmade.document import read_schedules
 
 if TYPE_CHECKING:
     from polydyn.graph.dynamic import Symbols
     from polydyn.graph.importer import ModelLike
-    from polydyn.schedules.handmade.document import Source
+    from polydyn.schedules.handmade.document import Source, Written
     from polydyn.shapes.sizes import Dims
 
 __all__ = ["Arguments", "cached_program", "compile"]
@@ -94,7 +93,7 @@ def compile(
         Options() if options is None else options,
         records,
         {} if symbols is None else symbols,
-        read_schedules(schedules if isinstance(schedules, Iterable) else [schedules]),
+        _read_schedules(schedules),
     )
     with within(deadline), reporting(checked_report(report)):
         if checked_flag(cache, "cache"):
@@ -102,6 +101,15 @@ def compile(
         if start == "quick":
             return _quick(model, arguments, threads, "")
         return _compile(model, arguments, threads)
+
+
+def _read_schedules(schedules: Source | Iterable[Source]) -> tuple[Written, ...]:
+    """Return written schedules. ScheduleError: see ``read_schedules``."""
+    if isinstance(schedules, (tuple, list)) and not schedules:
+        return ()
+    from polydyn.schedules.handmade.document import read_schedules  # few programs have them
+
+    return read_schedules(schedules if isinstance(schedules, Iterable) else [schedules])
 
 
 @contextlib.contextmanager
@@ -114,7 +122,8 @@ def within(deadline: float | None) -> Iterator[None]:
         yield
         return
     if not (isinstance(deadline, (int, float)) and deadline > 0):
-        raise InputError(f"deadline is {deadline!r}", rule="deadline", remedy="a positive number of seconds, or None")
+        remedy = "pass a positive number of seconds, or None"
+        raise InputError(f"deadline is {deadline!r}", rule="deadline", remedy=remedy)
     try:
         with until(deadline):
             yield
@@ -150,7 +159,7 @@ def cached_program(
             program = _compile(model, arguments, threads)
             if key and key == _key(model, arguments):  # the model's file did not change meanwhile
                 store_program(program, key)
-    program.timing = clock.timing()
+    program.read_timing = clock.reading()
     return program
 
 
@@ -167,7 +176,7 @@ def _warn(program: Program) -> None:
 def check_start(start: str) -> str:
     """Return a value of ``start``. InputError: it is unknown."""
     if not isinstance(start, str) or start not in STARTS:
-        raise InputError(f"start is {start!r}", rule="start", remedy=" or ".join(map(repr, STARTS)))
+        raise InputError(f"start is {start!r}", rule="start", remedy=f"pass {' or '.join(map(repr, STARTS))}")
     return start
 
 

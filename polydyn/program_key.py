@@ -16,6 +16,7 @@ import json
 import os
 import sys
 import time
+from array import array
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -28,14 +29,14 @@ from polydyn.build.compilers import find_compiler
 from polydyn.build.features import data_cache, machine_features
 from polydyn.errors import BuildError, MissingModelError, ModelError, UnsupportedError
 from polydyn.graph.data_files import data_file, locations
-from polydyn.schedules.handmade.document import Written
-from polydyn.shapes.sizes import Dims, Sizes, sizes_by_name
 
 if TYPE_CHECKING:
     import onnx
 
     from polydyn.graph.dynamic import Symbols
     from polydyn.graph.importer import ModelLike
+    from polydyn.schedules.handmade.document import Written
+    from polydyn.shapes.sizes import Dims
 
 SOURCES = (".py", ".c", ".cpp", ".h", ".cuh", ".json", ".csv", ".txt")
 
@@ -54,6 +55,7 @@ class Arguments:
     def check(self) -> None:
         """Check the arguments, without a model. Raises InputError, ShapeError, UnsupportedError or ArtifactError."""
         from polydyn.backends import target_of  # loads the compiler
+        from polydyn.shapes.sizes import sizes_by_name
 
         if self.target:
             target_of(self.target, self.options, self.schedules)
@@ -64,6 +66,9 @@ class Arguments:
     @classmethod
     def from_json(cls, data: Any) -> Arguments:
         """Return the arguments of ``to_json``, in which ``records`` is a path."""
+        from polydyn.schedules.handmade.document import Written
+        from polydyn.shapes.sizes import Sizes
+
         dims = {n: Sizes(**s) for n, s in data["dims"].items()}
         schedules = tuple(Written.from_json(x, "schedules") for x in data["schedules"])
         return cls(data["target"], dims, Options(**data["options"]), data["records"], data["symbols"], schedules)
@@ -73,12 +78,21 @@ class Arguments:
         options = {f: getattr(self.options, f) for f in self.options.__dataclass_fields__}
         return {
             "target": self.target,
-            "dims": {n: s.to_json() for n, s in sorted(sizes_by_name(self.dims).items())},
+            "dims": _dims_json(self.dims),
             "options": {n: sorted(v) if isinstance(v, (set, frozenset)) else v for n, v in options.items()},
             "records": _content(self.records) if self.records is not None else None,
             "symbols": {n: axes if isinstance(axes, str) else list(axes) for n, axes in sorted(self.symbols.items())},
             "schedules": [x.to_json() for x in self.schedules],
         }
+
+
+def _dims_json(dims: Dims) -> dict[str, Any]:
+    """Return plain data for sizes by name. ShapeError: one is wrong."""
+    if isinstance(dims, dict) and not dims:
+        return {}
+    from polydyn.shapes.sizes import sizes_by_name  # a stored program without sizes opens without it
+
+    return {n: s.to_json() for n, s in sorted(sizes_by_name(dims).items())}
 
 
 def program_key(model: ModelLike, arguments: Arguments) -> str:
@@ -221,6 +235,8 @@ def sources_changed() -> bool:
     return _sources()[1] > polydyn.IMPORTED_NS
 
 
+MASK = 2**64 - 1
+"""Makes the time of a file that is older than 1970 a number without a sign."""
 SETTLED_NS = 2 * 10**9
 """Nanoseconds since the last change of a file after which a further change gives it another time."""
 
@@ -235,8 +251,10 @@ def _sources() -> tuple[str, int]:
     root = str(Path(polydyn.__file__).parent)
     paths = list(_source_files(root))
     states = [os.stat(p) for p in paths]
-    key = digest(*(f"{p}\0{s.st_dev} {s.st_ino} {s.st_size} {s.st_mtime_ns} {s.st_ctime_ns}" for p, s in
-                   zip(paths, states, strict=True)))  # fmt: skip
+    facts = array("Q")
+    for s in states:
+        facts.extend((s.st_dev, s.st_ino, s.st_size, s.st_mtime_ns & MASK, s.st_ctime_ns & MASK))
+    key = digest("\0".join(paths), facts.tobytes())
     settled = time.time_ns() - max(s.st_ctime_ns for s in states) > SETTLED_NS
     found, cache = None, None
     with contextlib.suppress(BuildError):  # a folder that cannot be used

@@ -20,14 +20,16 @@ def target_of(name: str, options: Options | None = None, schedules: Sequence[Wri
     ``schedules``. WrongTypeError: the options are of another class."""
     if options is not None and not isinstance(options, Options):
         raise WrongTypeError(
-            f"options is a {type(options).__name__}", rule="polydyn.Options", remedy="polydyn.Options(tf32=True)"
+            f"options is a {type(options).__name__}", rule="polydyn.Options", remedy="pass polydyn.Options(...)"
         )
     from polydyn.gpu.targets import is_cuda
 
     if is_cuda(name):
         if schedules:
             raise UnsupportedError(
-                f"schedules written by hand on {name}", rule="schedules", remedy="a CPU target, or no schedules"
+                f"schedules written by hand on {name}",
+                rule="schedules",
+                remedy="use a CPU target, or leave the schedules out",
             )
         from polydyn.backends.cuda import Cuda
 

@@ -73,7 +73,8 @@ class Cpu(Target):
         super().__init__(name, options)
         if options.tf32 or options.precision == TF32X3:
             option = "tf32" if options.tf32 else TF32X3
-            raise UnsupportedError(f"{option} on {name}", rule="tensor cores", remedy=f"a CUDA target, or no {option}")
+            remedy = f"use a CUDA target, or no {option}"
+            raise UnsupportedError(f"{option} on {name}", rule="tensor cores", remedy=remedy)
         if options.precision == BF16:
             self.without |= {"winograd"}  # the sums of tiles would amplify the rounding
         self.processor = cpu_target(name)

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from polydyn.backends.base import Kernels, Target
 from polydyn.backends.options import BF16, TF32X3, Options
-from polydyn.errors import UnsupportedError
+from polydyn.errors import CodegenError, PolydynError, UnsupportedError
 from polydyn.fusion.facts import facts_of
 from polydyn.fusion.plan import FusionPlan
 from polydyn.gpu.compiler import device_headers
@@ -24,6 +24,8 @@ from polydyn.search.strategies import strategy
 
 STORES_PASS = "stores"
 """The pass that must be left out to round 16-bit values after every node."""
+SCALARS = "scalar operations of the device header"
+"""The rule of an error about an operation that is not built for a dtype (``codegen.printers.cuda_values``)."""
 HOST_CHECKS = "skipped when its integers are in host memory, where the host checks them"
 
 
@@ -37,7 +39,8 @@ class Cuda(Target):
     def __init__(self, name: str, options: Options) -> None:
         super().__init__(name, options)
         if options.precision == BF16:
-            raise UnsupportedError(f"precision {options.precision} on {name}", rule="a CPU", remedy="tf32, or a CPU")
+            remedy = "use tf32, or a CPU"
+            raise UnsupportedError(f"precision {options.precision} on {name}", rule="a CPU", remedy=remedy)
         if options.winograd != Options.winograd:
             option = f"winograd {options.winograd}"
             remedy = "leave it out: CUDA has no Winograd tiles"
@@ -58,9 +61,24 @@ class Cuda(Target):
 
     def place(self, builder: Builder, report: Callable[[Sequence[PlacedGroup]], None] = lambda _: None) -> Kernels:
         """Implement ``Target.place``; versions that no size needs are left out."""
-        every = super().place(builder, report)
+        try:
+            every = super().place(builder, report)
+        except CodegenError as e:
+            if e.rule != SCALARS:
+                raise
+            raise self._unsupported(e) from e
         facts = facts_of(every.plan.graph.facts)
         return replace(every, placed=[drop_replaced_versions(p, facts) for p in every.placed])
+
+    def _unsupported(self, error: CodegenError) -> PolydynError:
+        """Return the error that names the target and the remedies of an operation that kernels do not have."""
+        cast = "cast its inputs to float32, " if "float64" in error.message else ""
+        unsupported = UnsupportedError(
+            f"{error.message.removesuffix(' for CUDA')} for {self.name}", node=error.node, rule=SCALARS,
+            remedy=f"{cast}compile for a CPU, or let ONNX Runtime run the node: Options(fallback='onnxruntime')",
+        )  # fmt: skip
+        unsupported.origins = error.origins
+        return unsupported
 
     @property
     def headers(self) -> Mapping[str, str]:

@@ -40,12 +40,12 @@ class Options:
 
     def __post_init__(self) -> None:
         if self.precision not in (None, BF16, TF32X3) or (self.tf32 and self.precision == TF32X3):
-            remedy = f"None, {BF16!r} or {TF32X3!r}, this one without tf32"
+            remedy = f"pass None, {BF16!r} or {TF32X3!r}, the last one without tf32"
             raise InputError(f"unknown precision {self.precision!r}", rule="Options(precision=...)", remedy=remedy)
         if self.winograd != Options.winograd:
             self._check_winograd()
         if not isinstance(self.tf32, bool):
-            raise InputError(f"tf32 is {self.tf32!r}", rule="Options(tf32=...)", remedy="True or False")
+            raise InputError(f"tf32 is {self.tf32!r}", rule="Options(tf32=...)", remedy="pass True or False")
         if self.strategy != Options.strategy:
             from polydyn.search.strategies import strategy  # loads the searches
 
@@ -58,7 +58,7 @@ class Options:
             object.__setattr__(self, "without", frozenset())
         if self.fallback not in (None, FALLBACK):
             raise InputError(
-                f"unknown fallback {self.fallback!r}", rule="Options(fallback=...)", remedy=f"None or {FALLBACK!r}"
+                f"unknown fallback {self.fallback!r}", rule="Options(fallback=...)", remedy=f"pass None or {FALLBACK!r}"
             )
 
     def _check_winograd(self) -> None:

@@ -289,6 +289,6 @@ def _link(compiler: Compiler, objects: Sequence[str], work: Path) -> bytes:
     if process.returncode or not (work / "lib.so").exists():
         raise BuildError(
             f"{shlex.join(compiler.command)} could not link:\n{process.stderr[:4000]}",
-            remedy="a kernel may be missing or defined twice; this is a bug in the generated code",
+            remedy="report this: a kernel may be missing or defined twice, a bug in the generated code",
         )
     return (work / "lib.so").read_bytes()

@@ -7,14 +7,12 @@ from __future__ import annotations
 
 import json
 import os
-import shlex
 import shutil
-import subprocess
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from functools import lru_cache
 from importlib.util import find_spec
 from pathlib import Path
+from typing import NamedTuple
 
 from polydyn.build.cache import FileCache, cache_root, digest
 from polydyn.build.features import MACROS, architecture, machine_features
@@ -95,12 +93,14 @@ ARCHITECTURES = {
 }  # fmt: skip
 """Target name -> the architecture of its code. Code for other targets has the architecture of this machine."""
 
+ELF = b"\x7fELF"
+"""The first bytes of an executable of the system."""
+
 WHEEL = "ziglang"
 """The Python package that contains a C compiler: ``pip install polydyn[compiler]``."""
 
 
-@dataclass(frozen=True)
-class Compiler:
+class Compiler(NamedTuple):
     """A C compiler: its command and its version (both part of cache keys), and its kind: gcc, clang or zig.
 
     ``why``: the reason why this one was chosen.
@@ -109,7 +109,7 @@ class Compiler:
     command: tuple[str, ...]
     version: str
     kind: str = "gcc"
-    why: str = field(default="", compare=False)
+    why: str = ""
 
     @property
     def identity(self) -> tuple[str, ...]:
@@ -119,8 +119,7 @@ class Compiler:
         return (*self.command, self.version, self.kind, f"{facts.st_size} {facts.st_mtime_ns}" if facts else "")
 
 
-@dataclass(frozen=True)
-class Understood:
+class Understood(NamedTuple):
     """What a compiler understands for a target: the flags of the instruction set, and the processor features that its
     code may then use."""
 
@@ -173,11 +172,13 @@ def _find(cc: str, path: str, arch: str, wheel: tuple[str, ...]) -> Compiler:
 
 def _candidates(cc: str, path: str, arch: str, wheel: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], str]]:
     """Yield commands and why each of them would be used. BuildError: CC is not a command."""
-    try:
-        words = tuple(shlex.split(cc))
-    except ValueError as e:
-        raise BuildError(f"CC is not a command: {cc!r} ({e})", remedy="set CC to the compiler's command") from e
-    if words:
+    if cc.strip():
+        import shlex
+
+        try:
+            words = tuple(shlex.split(cc))
+        except ValueError as e:
+            raise BuildError(f"CC is not a command: {cc!r} ({e})", remedy="set CC to the compiler's command") from e
         yield words, "CC names it"
         return
     ordinary = ("gcc", "clang", "cc") if arch == architecture() else (f"{arch}-linux-gnu-gcc",)
@@ -191,7 +192,7 @@ def _candidates(cc: str, path: str, arch: str, wheel: tuple[str, ...]) -> Iterat
 
 def _described(command: tuple[str, ...], why: str, arch: str) -> Compiler | None:
     """Return a compiler with its version and kind; None if it does not run."""
-    version = _first_line((*command, "--version"))
+    version = _version(command)
     if not version:
         return None
     kind = "clang" if "clang" in version else "gcc"
@@ -202,8 +203,42 @@ def _described(command: tuple[str, ...], why: str, arch: str) -> Compiler | None
     return Compiler(command, version, kind, why)
 
 
+def _version(command: tuple[str, ...]) -> str:
+    """Return the version that a compiler prints, or printed before; empty if it does not run.
+
+    Only the version of gcc's own executable is cached: it is a text in that file. A script, ccache and clang's driver
+    print what other files determine.
+    """
+    file = os.path.realpath(shutil.which(command[0]) or "")
+    if "gcc" not in os.path.basename(file) or not _is_elf(file):
+        return _first_line((*command, "--version"))
+    facts = os.stat(file)
+    state = [file, facts.st_dev, facts.st_ino, facts.st_size, facts.st_mtime_ns, facts.st_ctime_ns]
+    key = digest("version", json.dumps([command, state]))
+    try:
+        cache = FileCache("compilers")
+        if (stored := cache.get(key)) is not None:
+            return stored.decode()
+        if version := _first_line((*command, "--version")):
+            cache.put(key, version.encode())
+        return version
+    except BuildError:  # asking needs no cache
+        return _first_line((*command, "--version"))
+
+
+def _is_elf(file: str) -> bool:
+    """Return whether a file is an executable of the system, not a script; False if it cannot be read."""
+    try:
+        with open(file, "rb", buffering=0) as f:
+            return f.read(len(ELF)) == ELF
+    except OSError:
+        return False
+
+
 def _first_line(command: Sequence[str]) -> str:
     """Return the first line that a command prints; empty if it does not run."""
+    import subprocess  # with it a stored program would open more slowly
+
     try:
         process = subprocess.run(command, capture_output=True, text=True, env=environment())
     except OSError:
@@ -275,6 +310,9 @@ def understood(compiler: Compiler, target: str) -> Understood:
 
 def _ask(compiler: Compiler, target: str, offered: Sequence[tuple[str, ...]]) -> Understood:
     """Return the first flags that the compiler understands. BuildError: it understands none of them."""
+    import shlex
+    import subprocess
+
     said = ""
     for flags in offered:
         # zig without a name of a processor makes code for this one

@@ -14,13 +14,13 @@ import os
 import re
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from polydyn.errors import BuildError
 
 KINDS = {
-    "compilers": "the flags that a C compiler understands",
+    "compilers": "the versions of C compilers, and the flags that they understand",
     "objects": "compiled C, and the libraries linked from it",
     "lib": "libraries of programs, as they are loaded",
     "cuda": "compiled CUDA, with the output of ptxas",
@@ -43,8 +43,7 @@ _CACHE_NAME = re.compile(r"\.?[0-9a-f]{64}(\.\w+)*")
 """A key or hash, optionally with a suffix; with a leading dot while the file is being written."""
 
 
-@dataclass(frozen=True)
-class Entry:
+class Entry(NamedTuple):
     """A file of the cache: time of its last use in nanoseconds, size in blocks."""
 
     path: Path

@@ -14,10 +14,12 @@ from polydyn.cli.group import main
 from polydyn.cli.machine import DIFFERENT, as_json
 from polydyn.cli.output import answer, print_text, terminal
 from polydyn.errors import InputError
+from polydyn.runtime.tables import counted
 
 if TYPE_CHECKING:
     from polydyn.jobs.ledger import Attempt, Ledger
     from polydyn.jobs.run import State, Step
+
 
 class Batches(click.Group):
     """A group in which ``batch FILE`` means ``batch run FILE``."""
@@ -46,8 +48,12 @@ JOBS = click.argument("jobs", type=click.Path(exists=True, dir_okay=False, path_
 @click.option("--scheduler", metavar="tcp://HOST:PORT", help="The address of a Dask scheduler to use instead.")
 @click.option("--files", type=click.Choice(("content", "path")), default="content", show_default=True,
               help="How files reach the workers of a scheduler: by content, or by paths that they share.")  # fmt: skip
-@click.option("--only", multiple=True, metavar="PATTERN",
-              help="Run jobs whose output, records, model or target matches, as in 'bert*' or cuda; repeatable.")
+@click.option(
+    "--only",
+    multiple=True,
+    metavar="PATTERN",
+    help="Run jobs whose output, records, model or target matches, as in 'bert*' or cuda; repeatable.",
+)
 @click.option("--dry-run", is_flag=True, help="Show what would be done, and why a step cannot begin. Nothing runs.")
 @click.option("--junit", type=click.Path(dir_okay=False, path_type=Path), help="Also write this JUnit XML file.")
 @as_json
@@ -78,7 +84,7 @@ def run(
         _write(jobs, junit)
     s = result.state
     counts = {"steps": s.steps, "done": s.done, "skipped": s.skipped, "failed": s.failed}
-    summary = f"{s.steps} steps: {s.done} done, {s.skipped} done before, {s.failed} failed; {result.report}"
+    summary = f"{counted(s.steps, 'step')}: {s.done} done, {s.skipped} done before, {s.failed} failed; {result.report}"
     answer(as_json, counts | {"report": str(result.report)}, summary)
     sys.exit(DIFFERENT if s.failed else 0)
 
@@ -92,7 +98,7 @@ def _show_plan(planned: list[tuple[Step, str]], as_json: bool) -> None:
     names = ("step", "kind", "target", "state")
     answer(
         as_json, {"steps": [dict(zip(names, r, strict=True)) for r in rows]}, text_table(names, rows),
-        f"{len(rows)} steps: {', '.join(f'{n} {what}' for what, n in counts.items())}",
+        f"{counted(len(rows), 'step')}: {', '.join(f'{n} {what}' for what, n in counts.items())}",
     )  # fmt: skip
     sys.exit(DIFFERENT if "cannot begin" in counts else 0)
 

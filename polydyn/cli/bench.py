@@ -13,7 +13,7 @@ import click
 
 from polydyn.cli.group import main
 from polydyn.cli.machine import DIFFERENT, SHAPES, CompileSettings, as_json, of_machine
-from polydyn.cli.output import answer
+from polydyn.cli.output import answer, keep_source
 from polydyn.cli.timing import PERCENTILES, Plan, Times, allowed_error, largest_error, measured, shape_text
 from polydyn.errors import InputError
 
@@ -89,6 +89,7 @@ def bench(
     """
     from polydyn.runtime.explain import text_table
 
+    keep_source(model, table, plot)
     baselines = _checked(model, against, plot)
     program = settings.open(model)
     calls = _opened(program, model, module, baselines)

@@ -11,14 +11,15 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from polydyn.cli.group import main
-from polydyn.cli.machine import DIFFERENT, SHAPES, CompileSettings, as_json, of_machine
-from polydyn.cli.output import answer
+from polydyn.cli.machine import DIFFERENT, SHAPES, CompileSettings, as_json, of_machine, of_program
+from polydyn.cli.output import answer, keep_source
 from polydyn.cli.parsing import sizes
 from polydyn.cli.timing import Plan, measured, shape_text
 from polydyn.errors import InputError
 
 if TYPE_CHECKING:
     from polydyn.runtime.program import Program
+
 
 @main.command()
 @click.argument("first")
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
 @click.option("--rounds", default=20, show_default=True, type=click.IntRange(1),
               help="Number of timed calls per program. Programs alternate.")  # fmt: skip
 @as_json
-@of_machine
+@of_program
 def compare(
     first: str, second: str, shapes: tuple[dict[str, int], ...], rounds: int, as_json: bool, settings: CompileSettings
 ) -> None:
@@ -79,8 +80,13 @@ def _row(r: Mapping[str, Any]) -> tuple[str, ...]:
 @click.argument("model")
 @click.option("--shape", type=sizes, metavar="B=1,L=8", help="Sizes for generated inputs, as in B=1,L=8.")
 @click.option("--input", "files", multiple=True, help="An input from a file, as in name=array.npy.")
-@click.option("--tolerance", default=1e-4, show_default=True, type=click.FloatRange(min=0),
-              help="Tolerance of floats, relative to the scale.")
+@click.option(
+    "--tolerance",
+    default=1e-4,
+    show_default=True,
+    type=click.FloatRange(min=0),
+    help="Tolerance of floats, relative to the scale.",
+)
 @as_json
 @of_machine
 def verify(
@@ -130,7 +136,7 @@ def verify(
 @click.option("--input", "files", multiple=True, help="An input from a file, as in name=array.npy.")
 @click.option("-o", "--output", required=True, type=click.Path(dir_okay=False, path_type=Path), help="The trace file.")
 @as_json
-@of_machine
+@of_program
 def trace(
     program: str,
     shape: dict[str, int] | None,
@@ -146,6 +152,7 @@ def trace(
     from polydyn.cli.inputs import feeds_for, named_files
     from polydyn.session.trace import call_events, write_trace
 
+    keep_source(program, output)
     opened = settings.open(program)
     events = call_events(opened, feeds_for(opened, shape or {}, named_files(files)), repeats=5)
     write_trace(output, events)

@@ -17,7 +17,8 @@ from polydyn.cli.progress import compiling
 from polydyn.compiler import plan_program
 from polydyn.errors import DebugError, InputError, UnwritableError
 from polydyn.logs import reporting
-from polydyn.runtime.artifact import is_artifact
+from polydyn.runtime.artifact import is_artifact, read_artifact
+from polydyn.runtime.tables import counted
 
 
 @main.command()
@@ -29,8 +30,8 @@ def dump(model: str, output: Path, as_json: bool, settings: CompileSettings) -> 
     """Write the result of every stage and pass for MODEL into a folder: graphs, groups, matrices, trees, loops, C or
     CUDA.
 
-    For a saved program, write its sources and its manifest. docs/debugging.md describes the files. If compilation
-    fails, the files of the earlier stages remain.
+    For a saved program, write its sources and its manifest; none of its code runs. docs/debugging.md describes the
+    files. If compilation fails, the files of the earlier stages remain.
     """
     if output.exists() and any(output.iterdir()):
         raise InputError(f"{output} is not empty", rule="polydyn dump", remedy="name a new folder")
@@ -45,7 +46,7 @@ def dump(model: str, output: Path, as_json: bool, settings: CompileSettings) -> 
             raise UnwritableError.of(output, e.__cause__) from e
         raise
     files = sorted(str(f.relative_to(output)) for f in output.rglob("*") if f.is_file())
-    answer(as_json, {"output": str(output), "files": files}, f"{output}: {len(files)} files")
+    answer(as_json, {"output": str(output), "files": files}, f"{output}: {counted(len(files), 'file')}")
 
 
 def _stages(model: str, output: Path, settings: CompileSettings) -> None:
@@ -61,8 +62,12 @@ def _stages(model: str, output: Path, settings: CompileSettings) -> None:
 
 
 def _saved(path: str, output: Path, settings: CompileSettings) -> None:
-    program = settings.open(path)
-    for name, text in program.sources.items():
-        (output / name).write_text(text, encoding="utf-8")
-    text = json.dumps(dict(program.manifest), indent=1, sort_keys=True, ensure_ascii=False)
+    """Write the texts of a saved program; none of its code runs, so it may be another machine's."""
+    artifact = read_artifact(path, check_machine=False)
+    settings.check_saved(path, artifact.manifest["target"])
+    for name, text in artifact.sources.items():
+        file = output / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text, encoding="utf-8")
+    text = json.dumps(dict(artifact.manifest), indent=1, sort_keys=True, ensure_ascii=False)
     (output / "manifest.json").write_text(text + "\n", encoding="utf-8")

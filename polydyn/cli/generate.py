@@ -11,7 +11,7 @@ from typing import Any
 import click
 
 from polydyn.cli.group import main
-from polydyn.cli.machine import CompileSettings, as_json, of_machine
+from polydyn.cli.machine import CompileSettings, as_json, of_program
 from polydyn.cli.output import print_json
 from polydyn.errors import InputError, MissingModelError, MissingPackageError
 
@@ -32,7 +32,7 @@ UNFINISHED = "\N{REPLACEMENT CHARACTER}"
 @click.option("--seed", type=int, default=0, help="Equal seeds give equal texts. Default 0.")
 @click.option("--stop", multiple=True, metavar="TEXT", help="A text that ends the output; it is not printed.")
 @as_json
-@of_machine
+@of_program
 def generate(
     folder: Path, text: str, model: Path | None, max_tokens: int, temperature: float, top_k: int, top_p: float,
     seed: int, stop: tuple[str, ...], as_json: bool, settings: CompileSettings,

@@ -97,6 +97,7 @@ class Commands(click.Group):
         run: Callable[..., Any] = super().main
         if not extra.pop("standalone_mode", True):
             return run(*args, standalone_mode=False, **extra)
+        _replace_closed_streams()
         try:
             code = run(*args, standalone_mode=False, **extra)
             sys.stdout.flush()  # a full disk behind standard output is an error of the command
@@ -119,6 +120,18 @@ class Commands(click.Group):
                 self.shown = e
                 raise
             ctx.exit(code)
+
+
+def _replace_closed_streams() -> None:
+    """Open the streams that were closed before the process began, so that no file gets their numbers."""
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        if getattr(sys, name) is None:
+            with contextlib.suppress(OSError):
+                opened = os.open(os.devnull, os.O_RDWR)
+                if opened != number:
+                    os.dup2(opened, number)
+                    os.close(opened)
+                setattr(sys, name, os.fdopen(number, "r" if number == 0 else "w", encoding="utf-8", closefd=False))
 
 
 def _ended_by(error: BaseException) -> int | None:

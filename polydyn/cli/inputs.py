@@ -26,7 +26,8 @@ def named_files(items: Iterable[str]) -> dict[str, Array]:
         try:
             out[name] = np.load(path, allow_pickle=False)
         except (OSError, ValueError, EOFError) as e:
-            raise InputError(f"cannot read {path}: {e}", tensor=name, remedy="give a file written by numpy.save") from e
+            why, remedy = getattr(e, "strerror", None) or e, "give a file written by numpy.save"
+            raise InputError(f"cannot read {path}: {why}", tensor=name, remedy=remedy) from e
     return out
 
 
@@ -65,7 +66,13 @@ def feeds_for(program: Program, shape: Mapping[str, int], arrays: Mapping[str, A
     feeds = dict(arrays)
     for i in inputs:
         if i["name"] not in feeds:
-            feeds[i["name"]] = _array([evaluate(d, sizes) for d in i["dims"]], i["dtype"], rng)
+            dims = [evaluate(d, sizes) for d in i["dims"]]
+            try:
+                feeds[i["name"]] = _array(dims, i["dtype"], rng)
+            except (MemoryError, ValueError) as e:  # ValueError: numpy cannot create an array of this shape
+                raise InputError(
+                    f"no memory for input '{i['name']}' of shape {dims}", tensor=i["name"], remedy="give smaller sizes"
+                ) from e
     return feeds
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import errno
 import functools
 import os
 from collections.abc import Callable
@@ -13,9 +14,10 @@ from typing import TYPE_CHECKING, Any
 import click
 from click.shell_completion import CompletionItem
 
+from polydyn.arguments import CODE, TRUST
 from polydyn.backends.options import BF16, TF32X3, Options
 from polydyn.cli.parsing import dim_sizes, named_axes, sizes
-from polydyn.errors import InputError
+from polydyn.errors import InputError, MissingModelError
 from polydyn.onnx_runtime import FALLBACK
 from polydyn.schedules.handmade.document import read_schedules
 from polydyn.shapes.sizes import Sizes
@@ -33,6 +35,7 @@ else:
     _ParamType = click.ParamType  # not generic before click 8.3
 
 DIM_HELP = "Sizes of a dim: L=8:512:8 for multiples of 8, L=1:512@128,384 (or @128:0.6,384:0.4) for likely sizes."
+TRUST_HELP = "Of a saved program, run its machine code, or what the compiler builds from its C text here."
 SYMBOL_HELP = "Symbols for axes to which the model gives fixed sizes; _ for an axis that keeps its size."
 DIFFERENT = 3
 """Exit code of a command that worked, but found a difference or a failed job. 1 is an error, 2 is wrong usage."""
@@ -87,6 +90,7 @@ class CompileSettings:
     symbols: tuple[tuple[str, tuple[str | None, ...]], ...] = ()
     schedules: tuple[str, ...] = ()
     no_cache: bool = False
+    trust: str = CODE
 
     @property
     def options(self) -> Options:
@@ -152,18 +156,25 @@ class CompileSettings:
         from polydyn.runtime.artifact import is_artifact
         from polydyn.runtime.opening import load
 
+        if not os.path.exists(path):
+            remedy = "give the path of a saved program, of an .onnx file, or of a folder of Hugging Face's transformers"
+            raise MissingModelError(f"cannot read {path}: {os.strerror(errno.ENOENT)}", remedy=remedy)
         if not is_artifact(path):
             return self.compile(path)
-        program = load(path, threads=self.threads)
-        changed = replace(self, threads=None, target="cpu", no_cache=False) != CompileSettings()
-        if changed or self.target not in ("cpu", program.manifest["target"]):
+        program = load(path, threads=self.threads, trust=self.trust)
+        self.check_saved(path, program.manifest["target"])
+        return program
+
+    def check_saved(self, path: str, target: str) -> None:
+        """Raise InputError if options for compilation are combined with an artifact, which is for ``target``."""
+        changed = replace(self, threads=None, target="cpu", no_cache=False, trust=CODE) != CompileSettings()
+        if changed or self.target not in ("cpu", target):
             raise InputError(
-                f"{path} is already compiled, for {program.manifest['target']}",
+                f"{path} is already compiled, for {target}",
                 rule="--dim, --symbol, --without, --records, --schedules, --strategy, --tf32, --precision, --winograd, "
                 "--fallback, --target are for models",
                 remedy="leave them out, or give the model",
             )
-        return program
 
 
 def of_machine(f: Callable[..., Any]) -> Callable[..., Any]:
@@ -171,7 +182,8 @@ def of_machine(f: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(f)
     def command(*args: Any, **values: Any) -> Any:
-        settings = CompileSettings(**{name: values.pop(name) for name in CompileSettings.__dataclass_fields__})
+        fields = CompileSettings.__dataclass_fields__.items()
+        settings = CompileSettings(**{name: values.pop(name, f.default) for name, f in fields})
         return f(*args, settings=settings, **values)
 
     option, default = click.option, Options.strategy
@@ -203,6 +215,13 @@ def of_machine(f: Callable[..., Any]) -> Callable[..., Any]:
     ):
         wrapped = add(wrapped)
     return wrapped
+
+
+def of_program(f: Callable[..., Any]) -> Callable[..., Any]:
+    """Decorate a command that opens a saved program or compiles a model: the options of ``of_machine`` and --trust."""
+    return click.option("--trust", type=click.Choice(TRUST), default=CODE, show_default=True, help=TRUST_HELP)(
+        of_machine(f)
+    )
 
 
 SHAPES = click.option("--shape", "shapes", type=sizes, metavar="B=1,L=8", required=True, multiple=True,

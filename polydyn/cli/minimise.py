@@ -23,7 +23,7 @@ from polydyn.build.cache import writable, write_atomically
 from polydyn.cli.group import main
 from polydyn.cli.inputs import feeds_for
 from polydyn.cli.machine import CompileSettings, as_json, of_machine
-from polydyn.cli.output import answer
+from polydyn.cli.output import answer, keep_source
 from polydyn.cli.parsing import sizes
 from polydyn.cli.progress import working
 from polydyn.errors import InputError, ModelError, PolydynError
@@ -58,13 +58,15 @@ def minimise(
     """Write the smallest part of MODEL with the same failure; exit code 1 if MODEL does not have it."""
     if (failure == "command") != bool(command):
         raise click.UsageError("--failure command and --command belong together")
+    keep_source(model, output)
     if is_artifact(model):
         raise InputError(f"{model} is a saved program", rule="minimise needs the graph", remedy="give the .onnx file")
     whole = _read(model)
     fails = _failure(failure, settings, shape or {}, command or "", match)
     expected = fails(whole)
     if expected is None:
-        raise InputError(f"{model} does not fail so", rule=f"--failure {failure}", remedy="name another failure")
+        message = f"{model} does not fail in this way"
+        raise InputError(message, rule=f"--failure {failure}", remedy="name another failure")
     with working("minimising", tries) as step:
         search = Search(whole, fails, expected, tries, step)
         nodes = search.smallest()

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
+import os
 from typing import TYPE_CHECKING, Any
+
+from polydyn.errors import InputError
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -21,6 +25,17 @@ def terminal() -> Console:
 def print_text(text: Any, style: str | None = None) -> None:
     """Print text as it is, or a table of rich."""
     terminal().print(text, style=style, markup=False)
+
+
+def keep_source(source: str | os.PathLike[str], *outputs: str | os.PathLike[str] | None) -> None:
+    """Raise InputError if an output of a command is the file that the command reads."""
+    for output in outputs:
+        with contextlib.suppress(OSError):  # one of them does not exist
+            if output is not None and os.path.samefile(source, output):
+                raise InputError(
+                    f"the output {output} is the file that the command reads", rule="outputs",
+                    remedy="name another output",
+                )  # fmt: skip
 
 
 def answer(as_json: bool, data: Any, *lines: str) -> None:

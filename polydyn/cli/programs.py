@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from polydyn.cli.group import main
-from polydyn.cli.machine import CompileSettings, as_json, of_machine
-from polydyn.cli.output import answer, print_json, print_text
+from polydyn.cli.machine import CompileSettings, as_json, of_machine, of_program
+from polydyn.cli.output import answer, keep_source, print_json, print_text
 from polydyn.cli.parsing import sizes
 
 if TYPE_CHECKING:
@@ -37,8 +37,10 @@ def compile_(
     MODEL is an ONNX file, or a folder that Hugging Face's transformers wrote.
     """
     from polydyn.program_cache import within
+    from polydyn.runtime.tables import counted
 
     output = output or default_output(model)
+    keep_source(model, output)
     start = time.perf_counter()
     if settings.foreign:
         from polydyn.build.features import architecture
@@ -59,10 +61,11 @@ def compile_(
         "output": output, "bytes": size, "seconds": seconds, "launches": len(program.launches),
         "kernels": program.kernel_count, "compilations": program.compilations, "peak_bytes": int(peak * 2**20),
     }  # fmt: skip
-    made = f"opened from the cache in {seconds:.1f} s: {len(program.launches)} launches, {program.kernel_count} kernels"
+    contents = f"{counted(len(program.launches), 'launch')}, {counted(program.kernel_count, 'kernel')}"
+    made = f"opened from the cache in {seconds:.1f} s: {contents}"
     if program.timing and program.timing.is_compilation:
-        made = f"compiled in {seconds:.1f} s: {len(program.launches)} launches, {program.kernel_count} kernels, "
-        made += f"{program.compilations} translation units compiled (the others were in the cache)"
+        made = f"compiled in {seconds:.1f} s: {contents}, "
+        made += f"{counted(program.compilations, 'translation unit')} compiled (the others were in the cache)"
     facts |= {"timing": program.timing.to_json()} if timing and program.timing else {}
     answer(
         as_json, facts, *([f"{program.timing}\n"] if timing else []),
@@ -83,7 +86,7 @@ def default_output(model: str) -> str:
 @click.option("--input", "files", multiple=True, help="An input from a file, as in name=array.npy.")
 @click.option("--output-dir", type=click.Path(file_okay=False), help="Folder for the outputs as .npy files.")
 @as_json
-@of_machine
+@of_program
 def run(
     program: str, shape: dict[str, int] | None, files: tuple[str, ...], output_dir: str | None,
     as_json: bool, settings: CompileSettings,
@@ -93,10 +96,10 @@ def run(
     Inputs without a file are generated: seeded normal numbers, and zeros and ones for integers.
     """
     import numpy as np
-    from rich.table import Table
 
     from polydyn.build.cache import replacing, writable
     from polydyn.cli.inputs import feeds_for, file_names, named_files
+    from polydyn.runtime.explain import text_table
 
     opened = settings.open(program)
     feeds = feeds_for(opened, shape or {}, named_files(files))
@@ -114,13 +117,13 @@ def run(
         shapes = {n: {"dtype": str(a.dtype), "shape": list(a.shape)} for n, a in results.items()}
         print_json({"outputs": shapes, "first_call_ms": milliseconds, "output_dir": output_dir})
         return
-    table = Table("output", "dtype", "shape", "min", "mean", "max")
+    rows = []
     dtypes = {o["name"]: o["dtype"] for o in opened.manifest["outputs"]}
     for name, a in results.items():
         wide, exact = a.astype(np.float64), dtypes[name] == str(a.dtype)  # else the bits of a type that numpy lacks
         numbers = [f"{x:.6g}" for x in (wide.min(), wide.mean(), wide.max())] if a.size and exact else ["-"] * 3
-        table.add_row(name, dtypes[name], "x".join(map(str, a.shape)) or "scalar", *numbers)
-    print_text(table)
+        rows.append((name, dtypes[name], "x".join(map(str, a.shape)) or "scalar", *numbers))
+    print_text(text_table(("output", "dtype", "shape", "min", "mean", "max"), rows, optional=("dtype", "min", "max")))
     print_text(f"first call {milliseconds:.3f} ms")
     for file in file_names(results).values() if output_dir else ():
         print_text(f"written: {Path(output_dir or '') / file}")
@@ -129,7 +132,7 @@ def run(
 @main.command()
 @click.argument("program")
 @as_json
-@of_machine
+@of_program
 def inspect(program: str, as_json: bool, settings: CompileSettings) -> None:
     """Show the inputs, outputs, guards, kernels and notes of PROGRAM (an artifact or a model)."""
     from polydyn.runtime.explain import declared, refused_sizes
@@ -175,7 +178,7 @@ def inspect(program: str, as_json: bool, settings: CompileSettings) -> None:
 @click.option("--html", "page", type=click.Path(dir_okay=False, path_type=Path),
               help="Write one HTML page: times, roofline (with --peak), memory plan, sources.")  # fmt: skip
 @as_json
-@of_machine
+@of_program
 def explain(
     program: str, shape: dict[str, int], why: bool, peak: float | None, bandwidth: float | None, page: Path | None,
     as_json: bool, settings: CompileSettings,
@@ -186,6 +189,7 @@ def explain(
             raise click.UsageError(f"{name} must be a realistic machine limit, not {value:g}")
     if (peak is None) != (bandwidth is None):
         raise click.UsageError("--peak and --bandwidth belong together")
+    keep_source(program, page)
     opened = settings.open(program)
     explained = opened.explain(**shape)
     if page is not None:
@@ -227,7 +231,7 @@ def _write_page(
 @click.option("--shape", type=sizes, metavar="B=1,L=8", help="Sizes for generated inputs, as in B=1,L=8.")
 @click.option("--input", "files", multiple=True, help="An input from a file, as in name=array.npy.")
 @as_json
-@of_machine
+@of_program
 def profile(
     program: str, shape: dict[str, int] | None, files: tuple[str, ...],
     as_json: bool, settings: CompileSettings,

@@ -10,7 +10,7 @@ import click
 
 from polydyn.cli.group import main
 from polydyn.cli.machine import as_json
-from polydyn.cli.output import print_json, print_text
+from polydyn.cli.output import keep_source, print_json, print_text
 from polydyn.cli.parsing import sizes
 
 if TYPE_CHECKING:
@@ -49,6 +49,7 @@ def quantize(
     """Round the weights of MODEL's products to 4 or 8 bits. The result is ONNX that other runtimes run too."""
     import polydyn
 
+    keep_source(model, output)
     done = polydyn.quantize(
         model, output, bits=int(bits), block=block, symmetric=not asymmetric, method=method, max_error=max_error,
         keep=keep, search=not no_search, accuracy_level=accuracy_level, compare=compare,
@@ -69,6 +70,7 @@ def to_half(
     """Store the weights and activations of MODEL in 16-bit floats."""
     import polydyn
 
+    keep_source(model, output)
     done = polydyn.to_half(model, output, dtype=dtype, keep=keep, keep_io=keep_io, compare=compare)
     _answer(done, output, as_json)
 

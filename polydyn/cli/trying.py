@@ -16,11 +16,12 @@ import click
 
 from polydyn.cli.group import main
 from polydyn.cli.machine import DIFFERENT, CompileSettings, as_json, of_machine
-from polydyn.cli.output import answer
+from polydyn.cli.output import answer, keep_source
 from polydyn.cli.parsing import sizes
 from polydyn.cli.timing import Plan, allowed_error, largest_error, measured, shape_text
 from polydyn.errors import InputError
 from polydyn.onnx_runtime import FALLBACK, RUNS, ort_classes
+from polydyn.runtime.tables import counted
 
 if TYPE_CHECKING:
     from polydyn.runtime.program import Program
@@ -113,6 +114,7 @@ def try_(
     Exit code 0: right and faster; 3: an output differs; 4: right, and not faster. Nodes that polydyn does not compile
     are left to ONNX Runtime and listed. Times are medians of alternating calls from Python, on generated inputs.
     """
+    keep_source(model, page)
     trial = tried(model, shapes, rounds, tolerance, settings)
     if page is not None:
         from polydyn.build.cache import writable, write_atomically
@@ -227,7 +229,7 @@ def _lines(trial: Trial) -> Iterator[str]:
         for r in trial.rows
     ])  # fmt: skip
     if trial.left:
-        yield f"\nleft to ONNX Runtime ({len(trial.left)} nodes):"
+        yield f"\nleft to ONNX Runtime ({counted(len(trial.left), 'node')}):"
         yield from (f"  {n}" for n in trial.left)
 
 
@@ -243,8 +245,8 @@ def _sentences(trial: Trial) -> Iterator[str]:
     yield f"right: {'yes' if trial.right else 'no'} ({within})"
     means = {"faster": "yes", "slower": "no", "equal": "no, the difference is within the spread"}
     yield f"faster: {means[trial.speed]} ({trial.mean:.2f} times as fast as ONNX Runtime, {trial.threads} threads)"
-    parts = f"{len(trial.left)} nodes" if trial.left else "nothing"
-    yield f"left to ONNX Runtime: {parts}; {trial.launches} launches are compiled"
+    parts = counted(len(trial.left), "node") if trial.left else "nothing"
+    yield f"left to ONNX Runtime: {parts}; {counted(trial.launches, 'launch')} compiled"
     how = "compiled" if trial.compiled else "opened from the cache (--no-cache compiles)"
     yield f"{how} in {trial.seconds:.1f} s, for {trial.target}"
 

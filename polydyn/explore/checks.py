@@ -87,7 +87,7 @@ def draw(group: polyhedral.Group, sizes: Mapping[str, int], seed: int = 0) -> di
         raise UnsupportedError(f"{group.name} reads at data-dependent positions", rule="random inputs")
     check_sizes(group, sizes)
     if seed < 0:
-        raise InputError(f"seed={seed}", rule="random inputs", remedy="a number from 0 on")
+        raise InputError(f"seed={seed}", rule="random inputs", remedy="pass an integer >= 0")
     rng = np.random.default_rng(seed)
     out: dict[str, npt.NDArray[Any]] = {}
     for n, a in group.arrays.items():

@@ -49,10 +49,11 @@ def parameters(params: Mapping[str, Index], dims: Mapping[str, int]) -> dict[str
         has = ", ".join(known) or "none"
         raise UnknownNameError(f"the group has no dim {name}", dim=name, rule="schedules", remedy=f"it has {has}")
     for name in known.keys() - dims.keys():
-        raise InputError(f"no size is given for {name}", dim=name, rule="schedules", remedy=f"{name}=8")
+        raise InputError(f"no size is given for {name}", dim=name, rule="schedules", remedy=f"give one, as in {name}=8")
     for name, size in dims.items():
         if type(size) is not int or size < 0:
-            raise InputError(f"{name}={size!r} is not a size", dim=name, rule="schedules", remedy="a number from 0 on")
+            remedy = "give an integer >= 0"
+            raise InputError(f"{name}={size!r} is not a size", dim=name, rule="schedules", remedy=remedy)
     symbols = {known[n]: size for n, size in dims.items()}
     return {n: e.evaluate(symbols) for n, e in params.items()}
 

@@ -183,7 +183,8 @@ class Schedule:
         Sums whose loops are all unrolled live in registers. The last tile gets a version for each number of rows.
         """
         if factor == 0:
-            raise ScheduleError("factor=0", rule="unroll", remedy="a number from 2 to 16, or none for the whole loop")
+            remedy = "pass a number from 2 to 16, or none for the whole loop"
+            raise ScheduleError("factor=0", rule="unroll", remedy=remedy)
         named = {} if factor is None else {"factor": factor}
         return self._step(Step.of("unroll", *map(self._loop, loops), **named))
 

@@ -51,7 +51,7 @@ def provider_options(
     option is wrong.
     """
     if checked_text(compile, "compile") not in MODES:
-        raise InputError(f"compile is {compile!r}", rule="compile", remedy=" or ".join(map(repr, MODES)))
+        raise InputError(f"compile is {compile!r}", rule="compile", remedy=f"pass {' or '.join(map(repr, MODES))}")
     found = {"compile": compile, "strict": str(int(checked_flag(strict, "strict")))}
     if threads is not None:
         found["threads"] = str(check_threads(threads))
@@ -64,7 +64,8 @@ def provider_options(
     found |= {f"dim.{name}": str(sizes) for name, sizes in _dims(dims).items()}
     for name, value in more.items():
         if name not in (*TEXTS, "tf32", "winograd"):
-            raise InputError(f"there is no option {name!r}", rule="options of the provider", remedy=", ".join(NAMES))
+            remedy = f"use one of {', '.join(NAMES)}"
+            raise InputError(f"there is no option {name!r}", rule="options of the provider", remedy=remedy)
         found[name] = checked_text(value, name) if name in TEXTS else str(int(value))
     return {name: value for name, value in found.items() if value}
 
@@ -107,6 +108,8 @@ def arguments_of(options: Mapping[str, str]) -> Arguments:
         raise InputError(e.message, rule=e.rule, remedy=e.remedy) from e
     if arguments.target.partition(":")[0] != "cpu":
         raise InputError(
-            f"the target is {arguments.target}", rule="the provider computes on the CPU", remedy="a target such as cpu"
+            f"the target is {arguments.target}",
+            rule="the provider computes on the CPU",
+            remedy="use a target such as cpu",
         )
     return arguments

@@ -72,7 +72,7 @@ def to_half(
     the report counts them. Raises InputError for an argument that does not fit, ModelError for an unreadable model.
     """
     if dtype not in HALVES:
-        raise InputError(f"dtype is {dtype!r}", remedy=" or ".join(map(repr, HALVES)))
+        raise InputError(f"dtype is {dtype!r}", remedy=f"pass {' or '.join(map(repr, HALVES))}")
     path = None if output is None else checked_path(output, "output")
     file = open_model(model)
     before = sum(tensor_bytes(t) for s in scopes(file.proto) for t in s.constants.values())

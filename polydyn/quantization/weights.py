@@ -100,15 +100,15 @@ def _checked(
     bits: int, block: int, symmetric: bool, method: str, max_error: float | None, search: bool, level: int | None
 ) -> Settings:  # fmt: skip
     if checked_integer(bits, "bits") not in ACCURACY:
-        raise InputError(f"bits is {bits}", remedy="4 or 8; polydyn.to_half stores 16")
+        raise InputError(f"bits is {bits}", remedy="pass 4 or 8; polydyn.to_half stores 16")
     if method not in METHODS:
-        raise InputError(f"method is {method!r}", remedy=" or ".join(map(repr, METHODS)))
+        raise InputError(f"method is {method!r}", remedy=f"pass {' or '.join(map(repr, METHODS))}")
     if checked_integer(block, "block") not in BLOCKS:
-        raise InputError(f"block is {block}", remedy=f"one of {', '.join(map(str, BLOCKS))}")
+        raise InputError(f"block is {block}", remedy=f"pass one of {', '.join(map(str, BLOCKS))}")
     if level not in (None, 0, 1, 2, 3, 4):
-        raise InputError(f"accuracy_level is {level}", remedy="0 to 4, or leave it out")
+        raise InputError(f"accuracy_level is {level}", remedy="pass 0 to 4, or leave it out")
     if max_error is not None and not (isinstance(max_error, (int, float)) and max_error > 0):
-        raise InputError(f"max_error is {max_error}", remedy="a relative error above 0, such as 0.08")
+        raise InputError(f"max_error is {max_error}", remedy="pass a relative error above 0, such as 0.08")
     flags = checked_flag(symmetric, "symmetric"), checked_flag(search, "search")
     return Settings(bits, block, flags[0], method, max_error or math.inf, flags[1], level)
 

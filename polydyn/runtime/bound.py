@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, NoReturn
 
 import numpy as np
+import numpy.typing as npt
 
 from polydyn.errors import InputError, WrongTypeError
 from polydyn.runtime.mapped import MappedFile
@@ -82,6 +83,27 @@ class BoundCall:
         if self._renew is not None:
             self._run = self._renew()
         self._forks = _forks
+
+
+def wrong_output(name: str, dtype: object, shape: tuple[int, ...]) -> InputError:
+    """Return the error of an array in ``out`` that is not of the dtype and shape of this call."""
+    needed = f"an array of {dtype} and shape {shape}"
+    remedy = f"pass numpy.empty({shape}, {str(dtype)!r}), or leave the output out"
+    return InputError(f"out['{name}'] must be {needed} in this call", tensor=name, remedy=remedy)
+
+
+def wrong_memory(name: str) -> InputError:
+    """Return the error of an array in ``out`` that cannot be written to as it is."""
+    remedy = "pass an array that numpy.empty returned, not a view or a read-only array"
+    return InputError(f"out['{name}'] must be C-contiguous, aligned and writeable", tensor=name, remedy=remedy)
+
+
+def as_array(name: str, value: Any) -> npt.NDArray[Any]:
+    """Return the value of an input as an array. InputError: numpy cannot convert it."""
+    try:
+        return np.asarray(value)
+    except Exception as e:  # any exception of the value's __array__
+        raise InputError(f"input '{name}' is not an array: {e}", tensor=name, remedy="pass a numpy array") from e
 
 
 def reject_conversions(names: list[str], feeds: Mapping[str, Any], addresses: list[int]) -> None:

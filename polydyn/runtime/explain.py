@@ -220,9 +220,10 @@ def resolve_dims(manifest: Mapping[str, Any], dims: Mapping[str, int]) -> dict[s
             missing.append(symbol)
             enough = _with_equations(manifest, {**enough, symbol: EXAMPLE})
     if missing:
+        example = ",".join(f"{s}={EXAMPLE}" for s in missing)
         raise InputError(
             f"no size is given for {', '.join(f'{s} ({known[s]})' for s in missing)}",
-            dim=missing[0], remedy=f"give them too, as in {','.join(f'{s}={EXAMPLE}' for s in missing)}",
+            dim=missing[0], remedy=f"give {'them' if len(missing) > 1 else 'it'} too, as in {example}",
         )  # fmt: skip
     for g in manifest["guards"]:
         a, b = evaluate(g["left"], values), evaluate(g["right"], values)

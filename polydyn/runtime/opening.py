@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 
-from polydyn.arguments import checked_path
+from polydyn.arguments import CODE, TRUST, checked_path
 from polydyn.errors import ArtifactError, InputError, needing_packages
 from polydyn.runtime.artifact import Artifact, read_artifact
 from polydyn.runtime.program import Program
@@ -56,11 +56,7 @@ def _open(artifact: Artifact, threads: int | None, compilations: int) -> Program
     return kind(Program)(artifact, threads=threads, compilations=compilations)
 
 
-TRUST = ("code", "sources")
-"""Values of ``trust``: what of a saved program may run."""
-
-
-def load(path: str | os.PathLike[str], *, threads: int | None = None, trust: str = "code") -> Program:
+def load(path: str | os.PathLike[str], *, threads: int | None = None, trust: str = CODE) -> Program:
     """Open a saved program; this needs no compiler and imports only numpy. A device program is a ``CudaProgram``.
     ``threads``: threads per call, by default the number it was saved with, else all cores.
 
@@ -70,9 +66,9 @@ def load(path: str | os.PathLike[str], *, threads: int | None = None, trust: str
     ArtifactError: the file is damaged, made for another version or processor, or cannot be built from its sources.
     """
     if not isinstance(trust, str) or trust not in TRUST:
-        raise InputError(f"trust is {trust!r}", rule="trust", remedy=" or ".join(map(repr, TRUST)))
+        raise InputError(f"trust is {trust!r}", rule="trust", remedy=f"pass {' or '.join(map(repr, TRUST))}")
     checked = checked_path(path, error=ArtifactError)
-    if trust == "code":
+    if trust == CODE:
         return open_program(read_artifact(checked), threads=threads)
     with needing_packages('polydyn.load(trust="sources")'):
         from polydyn.program.from_sources import rebuilt  # the only use of a compiler here

@@ -14,10 +14,10 @@ import numpy as np
 from polydyn.arguments import checked_feeds
 from polydyn.errors import InputError
 from polydyn.runtime.artifact import Artifact
-from polydyn.runtime.bound import BoundCall
+from polydyn.runtime.bound import BoundCall, as_array
 from polydyn.runtime.composite import attached, part_at
 from polydyn.runtime.launch_times import LaunchTime
-from polydyn.runtime.program import Array, Program, as_array, numpy_dtype
+from polydyn.runtime.program import Array, Program, numpy_dtype
 from polydyn.runtime.spans import Span
 from polydyn.runtime.tables import Table
 

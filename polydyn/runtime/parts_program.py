@@ -17,7 +17,7 @@ import numpy as np
 from polydyn.arguments import check_repeats, check_threads, checked_feeds, checked_out
 from polydyn.errors import InputError, PolydynError, UnknownNameError, UnsupportedError
 from polydyn.runtime.artifact import Artifact
-from polydyn.runtime.bound import BoundCall, reject_conversions
+from polydyn.runtime.bound import BoundCall, reject_conversions, wrong_memory, wrong_output
 from polydyn.runtime.fallback_step import other_runtime
 from polydyn.runtime.frames import Frame, Layout
 from polydyn.runtime.launch_times import LaunchTime, launch_times, times_table
@@ -298,13 +298,12 @@ def _copy_to(results: dict[str, Array], out: Mapping[str, Array]) -> dict[str, A
     for name, target in out.items():
         result = results.get(name)
         if result is None:
-            known = f"outputs: {', '.join(results)}"
+            known = f"its outputs are {', '.join(results)}"
             raise UnknownNameError(f"the program has no output '{name}'", tensor=name, remedy=known)
         if not isinstance(target, np.ndarray) or target.dtype != result.dtype or target.shape != result.shape:
-            required = f"an array of {result.dtype} and shape {result.shape}"
-            raise InputError(f"out['{name}'] must be {required} in this call", tensor=name)
+            raise wrong_output(name, result.dtype, result.shape)
         if not (target.flags.c_contiguous and target.flags.writeable and target.flags.aligned):
-            raise InputError(f"out['{name}'] must be C-contiguous, aligned and writeable", tensor=name)
+            raise wrong_memory(name)
     reject_sharing({}, out, ())
     for name, result in results.items():
         if any(np.may_share_memory(result, target) for target in out.values()):  # the result is (part of) an input

@@ -15,18 +15,18 @@ import numpy.typing as npt
 from polydyn.arguments import check_repeats, check_threads, checked_feeds, checked_flag, checked_out
 from polydyn.errors import InputError, PolydynError, UnknownNameError, WrongTypeError
 from polydyn.runtime.artifact import Artifact, described, write_artifact
-from polydyn.runtime.bound import BoundCall, reject_conversions
-from polydyn.runtime.launch_times import LaunchTime, launch_times
+from polydyn.runtime.bound import BoundCall, as_array, reject_conversions, wrong_memory, wrong_output
 from polydyn.runtime.native import BITS, DTYPE_CODES, Context, Native, address_of, close_program, new_output
 from polydyn.runtime.plain_expressions import evaluate
 from polydyn.runtime.shapes_log import write_log
 from polydyn.runtime.sharing import described_caches, positions_of, reject_sharing, surely_apart
-from polydyn.runtime.spans import Span, reject_trace, shortest
 from polydyn.runtime.tables import Table
 
 if TYPE_CHECKING:
-    from polydyn.clock import Timing
     from polydyn.runtime.explain import Explanation
+    from polydyn.runtime.launch_times import LaunchTime
+    from polydyn.runtime.spans import Span
+    from polydyn.timing import Timing
 
 Array = npt.NDArray[Any]
 
@@ -34,14 +34,6 @@ Array = npt.NDArray[Any]
 def numpy_dtype(dtype: str) -> np.dtype[Any]:
     """Return the numpy dtype for a program's dtype. A dtype that numpy lacks is stored in unsigned integers."""
     return np.dtype("uint16" if dtype == "bfloat16" else "uint8" if dtype in BITS else dtype)
-
-
-def as_array(name: str, value: Any) -> Array:
-    """Return the value of an input as an array. InputError: numpy cannot convert it."""
-    try:
-        return np.asarray(value)
-    except Exception as e:  # any exception of the value's __array__
-        raise InputError(f"input '{name}' is not an array: {e}", tensor=name, remedy="pass a numpy array") from e
 
 
 KINDS = ("inputs", "outputs", "optional")
@@ -59,8 +51,8 @@ class Program:
     """The version for calls in which sizes that were assumed equal are not, but one of them is 1."""
     _lender: Program | None = None
     """The program whose threads it uses; it is closed after this one."""
-    timing: Timing | None = None
-    """Where the time of its compilation went, or of opening it from the cache; None for a program from a file."""
+    read_timing: Callable[[], Timing] | None = None
+    """Returns ``timing``; None for a program from a file."""
 
     def __init__(self, artifact: Artifact, *, threads: int | None = None, compilations: int = 0) -> None:
         """``threads``: threads per call, including the caller's; default: all cores that this process may use."""
@@ -235,9 +227,7 @@ class Program:
             else:
                 count, array = count + 1, out[name]
                 if not isinstance(array, np.ndarray) or array.dtype != dtype or array.shape != shape:
-                    raise InputError(
-                        f"out['{name}'] must be an array of {dtype} and shape {shape} in this call", tensor=name
-                    )
+                    raise wrong_output(name, dtype, shape)
             results[name] = array
             targets.append(address_of(array))
         if out:
@@ -293,7 +283,7 @@ class Program:
         raise InputError(
             f"input '{name}' is {array.dtype}, the program takes {declared['dtype']}",
             tensor=name,
-            remedy=f"convert it: array.astype({str(dtype)!r})" if array.dtype != object else "pass a numpy array",
+            remedy="pass a numpy array" if array.dtype.kind in "OUS" else f"convert it: array.astype({str(dtype)!r})",
         )
 
     def _declared(self, name: str) -> dict[str, Any]:
@@ -323,19 +313,24 @@ class Program:
         if used != len(out):
             name = next(n for n in out if n not in results)
             raise UnknownNameError(
-                f"the program has no output '{name}'", tensor=name, remedy=f"outputs: {', '.join(results)}"
+                f"the program has no output '{name}'", tensor=name, remedy=f"its outputs are {', '.join(results)}"
             )
         strided = {name for _, name, _ in self._strided}
         for name, array in out.items():
             flags = array.flags
             dense = name in strided or flags.c_contiguous  # pd_shapes has checked the strides of ``strided``
             if not (dense and flags.writeable and flags.aligned):
-                raise InputError(f"out['{name}'] must be C-contiguous, aligned and writeable", tensor=name)
+                raise wrong_memory(name)
         if not surely_apart(arrays, addresses, list(results.values()), targets, self._pair_positions):
             inputs = {name: array for (name, _, _), array in zip(self._inputs, arrays, strict=True)}
             reject_sharing(inputs, out, self._pairs)
 
     # -- inspection --------------------------------------------------------------------------------------------------
+
+    @property
+    def timing(self) -> Timing | None:
+        """Where the time of its compilation went, or of opening it from the cache; None for a program from a file."""
+        return None if self.read_timing is None else self.read_timing()
 
     @property
     def manifest(self) -> Mapping[str, Any]:
@@ -361,7 +356,8 @@ class Program:
         """Return ``inputs``, ``outputs`` or ``optional`` (initializers that are inputs): dicts with ``name``, ``dtype``
         and ``shape``, in order. UnknownNameError: another kind."""
         if not isinstance(kind, str) or kind not in KINDS:
-            raise UnknownNameError(f"a program has no arguments {kind!r}", remedy=" or ".join(map(repr, KINDS)))
+            remedy = f"pass {' or '.join(map(repr, KINDS))}"
+            raise UnknownNameError(f"a program has no arguments {kind!r}", remedy=remedy)
         return list(self.manifest.get(kind, ()))
 
     @property
@@ -450,6 +446,8 @@ class Program:
 
         ``out``: as for ``run``; with caches that grow in place, a step is profiled as it runs.
         """
+        from polydyn.runtime.launch_times import launch_times
+
         check_repeats(repeats)
         with self._context() as context:
             arrays, addresses = self._bind(context, feeds, out)
@@ -467,6 +465,8 @@ class Program:
 
         UnsupportedError: the program is for a device or has parts.
         """
+        from polydyn.runtime.spans import reject_trace, shortest
+
         reject_trace(self.manifest)
         check_repeats(repeats)
         with self._context() as context:

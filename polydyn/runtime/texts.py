@@ -14,9 +14,9 @@ import numpy as np
 
 from polydyn.arguments import checked_feeds, checked_out
 from polydyn.errors import InputError, UnsupportedError
-from polydyn.runtime.bound import BoundCall
+from polydyn.runtime.bound import BoundCall, as_array
 from polydyn.runtime.launch_times import LaunchTime
-from polydyn.runtime.program import Array, Program, as_array
+from polydyn.runtime.program import Array, Program
 from polydyn.runtime.spans import Span
 from polydyn.runtime.tables import Table
 

@@ -398,6 +398,6 @@ def strategy(name: str) -> Strategy:
         raise InputError(
             f"unknown strategy {name!r}",
             rule="Options(strategy=...)",
-            remedy=f"one of {', '.join(sorted(STRATEGIES))}",
+            remedy=f"use one of {', '.join(sorted(STRATEGIES))}",
         )
     return STRATEGIES[name]

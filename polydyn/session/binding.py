@@ -165,9 +165,11 @@ class IOBinding(Refusing):
     def _check(self, kind: str, name: str, value: OrtValue | None) -> None:
         types = self._types[kind]
         if checked_text(name, f"the name of an {kind}") not in types:
-            raise InputError(f"the model has no {kind} '{name}'", tensor=name, remedy=f"{kind}s: {', '.join(types)}")
+            remedy = f"its {kind}s are {', '.join(types)}"
+            raise InputError(f"the model has no {kind} '{name}'", tensor=name, remedy=remedy)
         if value is not None and value.data_type() not in (types[name], *_storage_types(types[name])):
-            raise InputError(f"{kind} '{name}' is {value.data_type()}, the model has {types[name]}", tensor=name)
+            message = f"{kind} '{name}' is {value.data_type()}, the model has {types[name]}"
+            raise InputError(message, tensor=name, remedy="convert the array with astype, or bind one of this type")
 
 
 def _storage_types(kind: str) -> tuple[str, ...]:

@@ -6,15 +6,17 @@ import os
 import warnings
 from collections.abc import Mapping
 from enum import IntEnum
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from polydyn.arguments import checked_flag, checked_integer, checked_mapping, checked_text
+from polydyn.arguments import CODE, checked_flag, checked_integer, checked_mapping, checked_text
 from polydyn.backends.options import Options
 from polydyn.errors import InputError, UnsupportedError
 from polydyn.program_key import Arguments
-from polydyn.schedules.handmade.document import read_schedules
 from polydyn.session.missing_names import Refusing, missing
-from polydyn.shapes.sizes import Sizes, SizesLike
+
+if TYPE_CHECKING:
+    from polydyn.schedules.handmade.document import Written
+    from polydyn.shapes.sizes import Sizes, SizesLike
 
 
 class GraphOptimizationLevel(IntEnum):
@@ -91,12 +93,16 @@ class _Entries(Refusing):
 
 
 def _like(default: Any, value: Any, role: str) -> Any:
-    """Return the value of an option. WrongTypeError: it is of another kind than the default."""
+    """Return the value of an option. WrongTypeError: it is of another kind than the default. InputError: an enumeration
+    does not have it."""
     if isinstance(default, bool):
         return checked_flag(value, role)
     if isinstance(default, str):
         return str(value) if isinstance(value, os.PathLike) else checked_text(value, role)
     checked_integer(value, role)
+    if isinstance(default, IntEnum) and value not in [m.value for m in type(default)]:
+        members = ", ".join(f"{m.name} ({m.value})" for m in type(default))
+        raise InputError(f"{role} is {value}", remedy=f"use a member of {type(default).__name__}: {members}")
     return value
 
 
@@ -108,8 +114,8 @@ class SessionOptions(_Entries):
     and can be opened as a session), ``add_free_dimension_override_by_name`` and ``..._by_denotation``, and the config
     entries ``polydyn.dim.NAME`` ("1:64", like ``--dim``), ``polydyn.records``, ``polydyn.strategy``,
     ``polydyn.without`` ("stitch,merge"), ``polydyn.tf32`` ("1"), ``polydyn.precision`` ("bf16", "3xtf32"),
-    ``polydyn.winograd`` ("4"), ``polydyn.fallback`` ("onnxruntime"), ``polydyn.target`` and ``polydyn.start``
-    ("quick"). The options in ``NO_MEANING`` have no effect.
+    ``polydyn.winograd`` ("4"), ``polydyn.fallback`` ("onnxruntime"), ``polydyn.target``, ``polydyn.start``
+    ("quick") and ``polydyn.trust`` ("sources", for a saved program). The options in ``NO_MEANING`` have no effect.
     """
 
     _VALUES: Mapping[str, Any] = {
@@ -161,6 +167,12 @@ class SessionOptions(_Entries):
         start: str = self.entries.get(f"{PREFIX}start", "full")
         return start
 
+    @property
+    def trust(self) -> str:
+        """The argument ``trust`` of ``polydyn.load``, for a saved program."""
+        trust: str = self.entries.get(f"{PREFIX}trust", CODE)
+        return trust
+
     def arguments(self, target: str, denoted: Mapping[str, list[str]]) -> Arguments:
         """Return the arguments to compile with. ``denoted`` maps a denotation to names of the model's dims. InputError:
         an entry is wrong."""
@@ -174,7 +186,7 @@ class SessionOptions(_Entries):
             dims |= dict.fromkeys(denoted[denotation], sizes)
         known = {
             "start", "records", "schedules", "strategy", "without", "tf32", "target", "fallback", "precision",
-            "winograd",
+            "winograd", "trust",
         }  # fmt: skip
         values: dict[str, str] = {}
         for key, value in self.entries.items():
@@ -182,30 +194,46 @@ class SessionOptions(_Entries):
             if name == key:
                 continue
             if name.startswith("dim."):
-                dims[name[4:]] = Sizes.parse(value)
+                dims[name[4:]] = _parsed(value)
             elif name in known:
                 values[name] = value
             else:
-                raise InputError(f"there is no config entry {key}", remedy=f"polydyn.dim.NAME, {', '.join(known)}")
+                listed = ", ".join(f"{PREFIX}{n}" for n in ("dim.NAME", *sorted(known)))
+                raise InputError(f"there is no config entry {key}", remedy=f"use one of {listed}")
         without = set(filter(None, values.get("without", "").split(",")))
         if self.graph_optimization_level == GraphOptimizationLevel.ORT_DISABLE_ALL:
             from polydyn.fusion.pipeline import NAMES  # loads the passes
 
             without = set(NAMES)
-        strategy, tf32 = values.get("strategy", Options.strategy), values.get("tf32", "0") == "1"
+        strategy, tf32 = values.get("strategy", Options.strategy), values.get("tf32", "0")
+        if tf32 not in ("0", "1"):
+            raise InputError(f"{PREFIX}tf32 is {tf32!r}", remedy="set it to '0' or '1'")
         side = values.get("winograd", str(Options.winograd))
         if not side.isdecimal():
-            raise InputError(f"polydyn.winograd is {side!r}", remedy="a number of pixels")
-        options = Options(without, strategy, tf32, values.get("fallback"), values.get("precision"), int(side))
-        schedules = read_schedules(values["schedules"]) if "schedules" in values else ()
+            raise InputError(f"{PREFIX}winograd is {side!r}", remedy="set it to a number of pixels, as in '4'")
+        options = Options(without, strategy, tf32 == "1", values.get("fallback"), values.get("precision"), int(side))
+        schedules: tuple[Written, ...] = ()
+        if "schedules" in values:
+            from polydyn.schedules.handmade.document import read_schedules
+
+            schedules = tuple(read_schedules(values["schedules"]))
         records = values.get("records")
         return Arguments(values.get("target", target), dims, options, records, schedules=schedules)
 
 
 def _one(size: Any) -> Sizes:
     """Return the sizes of a dim that has only one. InputError: it is not a size."""
+    from polydyn.shapes.sizes import Sizes  # few sessions restrict a dim
+
     number = checked_integer(size, "dim_value")
     return Sizes(number, number)
+
+
+def _parsed(text: str) -> Sizes:
+    """Return the sizes that a config entry describes. ShapeError: it describes none."""
+    from polydyn.shapes.sizes import Sizes
+
+    return Sizes.parse(text)
 
 
 class RunOptions(_Entries):

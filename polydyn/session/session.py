@@ -22,11 +22,12 @@ from polydyn.runtime.program import Program
 from polydyn.session.binding import IOBinding
 from polydyn.session.missing_names import DOCUMENT, Refusing
 from polydyn.session.options import RunOptions, SessionOptions
-from polydyn.session.trace import Trace, call_events
 from polydyn.session.values import ModelMetadata, NodeArg, OrtValue, checked_value, tensor_type
 
 if TYPE_CHECKING:
     import onnx
+
+    from polydyn.session.trace import Trace
 
 Provider = str | tuple[str, Mapping[str, Any]]
 
@@ -77,7 +78,7 @@ class InferenceSession(Refusing):
         self._options = SessionOptions() if sess_options is None else sess_options
         if not isinstance(self._options, SessionOptions):
             raise InputError(
-                f"sess_options is a {type(sess_options).__module__}.{type(sess_options).__name__}",
+                f"sess_options is of the class {type(sess_options).__module__}.{type(sess_options).__name__}",
                 remedy="make it with polydyn.SessionOptions()",
             )
         self._model = path_or_bytes
@@ -100,7 +101,7 @@ class InferenceSession(Refusing):
                 self._model, arguments, threads=self._options.threads, start=self._options.start
             )
         else:
-            self.program = load(saved, threads=self._options.threads)
+            self.program = load(saved, threads=self._options.threads, trust=self._options.trust)
             if ("cuda" in self.program.manifest) != (self._provider == CUDA):
                 raise InputError(
                     f"{saved} is compiled for {self.program.manifest['target']}, not for {self._provider}",
@@ -108,7 +109,7 @@ class InferenceSession(Refusing):
                 )
         self._inputs = _arguments(self.program.arguments("inputs"))
         self._outputs = _arguments(self.program.arguments("outputs"))
-        self._trace = Trace(self._options.profile_file_prefix) if self._options.enable_profiling else None
+        self._trace = _new_trace(self._options.profile_file_prefix) if self._options.enable_profiling else None
         if self._options.optimized_model_filepath:
             self.program.save(self._options.optimized_model_filepath)
 
@@ -179,6 +180,8 @@ class InferenceSession(Refusing):
     def _traced(self, call: Callable[[], Any], feeds: Mapping[str, Any]) -> Any:
         if self._trace is None:
             return call()
+        from polydyn.session.trace import call_events  # few sessions write a trace
+
         start = time.monotonic_ns()
         results = call()
         self._trace.add(start, time.monotonic_ns(), call_events(self.program, feeds, repeats=1))
@@ -195,7 +198,8 @@ class InferenceSession(Refusing):
             if not isinstance(name, str):
                 wrong_type("a name in output_names", name, f"names, as in {known}")
             if name not in known:
-                raise UnknownNameError(f"the model has no output '{name}'", tensor=name, remedy=f"{', '.join(known)}")
+                remedy = f"its outputs are {', '.join(known)}"
+                raise UnknownNameError(f"the model has no output '{name}'", tensor=name, remedy=remedy)
         return names
 
     def _array(self, name: str, value: Any) -> Any:
@@ -274,6 +278,13 @@ class InferenceSession(Refusing):
         return self._trace.start if self._trace is not None else 0
 
 
+def _new_trace(prefix: str) -> Trace:
+    """Return an empty trace, whose module few sessions need."""
+    from polydyn.session.trace import Trace
+
+    return Trace(prefix)
+
+
 def _feed(feed: Any) -> Mapping[str, Any]:
     """Return the inputs by name. InputError: they are not a mapping."""
     return checked_mapping(feed, "input_feed", "a dict: input name -> array")
@@ -329,7 +340,8 @@ def _device_id(settings: Mapping[str, str]) -> int:
     """Return the number of the device. InputError: it is not one."""
     text = settings.get("device_id", "0")
     if not text.isdecimal():
-        raise InputError(f"device_id is {text!r}", rule="provider options", remedy="the number of a device, as in 0")
+        remedy = "pass the number of a device, as in 0"
+        raise InputError(f"device_id is {text!r}", rule="provider options", remedy=remedy)
     return int(text)
 
 

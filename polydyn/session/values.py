@@ -198,7 +198,10 @@ class OrtValue(Refusing):
         dtype, sizes = dtype_name(element_type), checked_shape(shape)
         storage = numpy_dtype(dtype)
         if check_device(device_type, device_id) == "cpu":
-            return cls(np.empty(sizes, storage), dtype)
+            try:
+                return cls(np.empty(sizes, storage), dtype)
+            except (MemoryError, ValueError) as e:  # ValueError: numpy cannot create an array of this shape
+                raise InputError(f"no memory for a tensor of shape {list(sizes)}", remedy="pass smaller sizes") from e
         from polydyn.runtime.cuda.array import DeviceArray
         from polydyn.runtime.cuda.session import open_session  # opens the driver
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from math import isclose, lcm
 from typing import Any, TypeAlias, Union
@@ -28,9 +28,12 @@ class Sizes:
 
     def __post_init__(self) -> None:
         for field in ("likely", "probabilities"):
-            object.__setattr__(self, field, tuple(getattr(self, field)))
-        numbers = [self.low, self.multiple, *self.likely, *([] if self.high is None else [self.high])]
-        odd = next((n for n in numbers if isinstance(n, bool) or not isinstance(n, int)), None)
+            numbers = getattr(self, field)
+            if isinstance(numbers, str) or not isinstance(numbers, Iterable):
+                raise ShapeError(f"{field} is {numbers!r}", remedy=f"give a tuple, as in {field}=({numbers!r},)")
+            object.__setattr__(self, field, tuple(numbers))
+        whole = [self.low, self.multiple, *self.likely, *([] if self.high is None else [self.high])]
+        odd = next((n for n in whole if isinstance(n, bool) or not isinstance(n, int)), None)
         if odd is not None:
             raise ShapeError(f"{odd!r} is not a size", remedy="give integers")
         if self.multiple < 1:
@@ -45,7 +48,7 @@ class Sizes:
         if outside:
             raise ShapeError(
                 f"the likely size {outside[0]} is not in the range {self.range_text()}",
-                remedy="likely sizes are among those that are allowed",
+                remedy="give likely sizes that the range allows",
             )
         if len(set(self.likely)) < len(self.likely):
             raise ShapeError(f"a likely size is given twice: {list(self.likely)}", remedy="give each once")
@@ -136,6 +139,10 @@ def sizes_by_name(dims: Dims | None) -> dict[str, Sizes]:
     if not isinstance(dims, Mapping):
         raise ShapeError(f"dims is {dims!r}", rule="name -> sizes", remedy="dims={'L': (1, 512)}")
     for name, value in dims.items():
+        given: object = value
+        if isinstance(given, str):
+            remedy = f"give (low, high), or polydyn.Sizes.parse({given!r})"
+            raise ShapeError(f"the text {given!r} does not describe sizes", dim=name, remedy=remedy)
         try:
             out[name] = value if isinstance(value, Sizes) else Sizes(*value)
         except ShapeError as e:

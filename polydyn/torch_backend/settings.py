@@ -45,12 +45,13 @@ class Settings:
         said = dict(options or {})
         unknown = sorted(said.keys() - NAMES)
         if unknown:
-            raise InputError(f"the backend has no option '{unknown[0]}'", remedy=f"{', '.join(sorted(NAMES))}")
+            remedy = f"use one of {', '.join(sorted(NAMES))}"
+            raise InputError(f"the backend has no option '{unknown[0]}'", remedy=remedy)
         choices = {k: said[k] for k in CHOICES if k in said}
         arguments = Arguments(said.get("target", ""), said.get("dims", {}), Options(**choices), said.get("records"))
         for name in ("strict", "freeze"):
             if not isinstance(said.get(name, False), bool):
-                raise InputError(f"{name} is {said[name]!r}", rule="options", remedy="True or False")
+                raise InputError(f"{name} is {said[name]!r}", rule="options", remedy="pass True or False")
         check_threads(said.get("threads"))
         arguments.check()
         strict, freeze, start = said.get("strict", False), said.get("freeze", False), said.get("start", "full")

@@ -312,3 +312,33 @@ def test_a_narrow_terminal_leaves_out_columns_that_are_optional(monkeypatch: pyt
     assert "a wider" not in text_table(heading, [row], optional=("MB", "MFLOP", "us"))
     monkeypatch.delenv("COLUMNS")
     assert max(map(len, text_table(heading, [row], optional=("MB",)).splitlines())) > 110
+
+
+def test_a_table_of_outputs_fits_a_narrow_terminal(relu: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Numbers are not cut: columns are left out."""
+    monkeypatch.setenv("COLUMNS", "40")
+    lines = call("run", relu, "--shape", "N=20").output.splitlines()
+    assert max(map(len, lines)) <= 40 and "..." not in lines[2] and "…" not in lines[2], lines
+    assert lines[3] == "a wider terminal also shows dtype" and lines[2].split()[:2] == ["y", "20x3"]
+
+
+def test_sizes_that_no_memory_holds_are_named(relu: Path) -> None:
+    for size in (10**13, 10**20):
+        done = call("run", relu, "--shape", f"N={size}")
+        assert done.exit_code == 1 and f"no memory for input 'x' of shape [{size}, 3]" in done.output, done.output
+
+
+def test_a_path_that_does_not_exist_may_have_been_a_program(tmp_path: Path) -> None:
+    done = call("inspect", tmp_path / "none.polydyn")
+    assert done.exit_code == 1 and "give the path of a saved program" in done.output
+
+
+def test_a_process_without_standard_output_ends_as_usual(relu: Path) -> None:
+    words = [sys.executable, "-m", "polydyn", "run", str(relu), "--shape", "N=2"]
+    done = subprocess.run(["sh", "-c", '"$@" >&-', "sh", *words], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0 and not done.stderr, done.stderr
+
+
+def test_one_is_not_many(relu: Path) -> None:
+    done = call("compile", relu, "-o", relu.parent / "relu.polydyn", "--no-cache")
+    assert done.exit_code == 0 and ": 1 launch, 1 kernel, " in done.output, done.output

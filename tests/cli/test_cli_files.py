@@ -141,7 +141,7 @@ def test_results_that_differ_and_crashes(chain: Path, tmp_path: Path, monkeypatc
 
 def test_a_healthy_model_crashes_nowhere_and_tries_are_counted(chain: Path, tmp_path: Path) -> None:
     done = call("minimise", chain, "--failure", "crash", "--shape", "N=2", "-o", tmp_path / "small.onnx")
-    assert done.exit_code == 1 and "does not fail so" in done.output and not (tmp_path / "small.onnx").exists()
+    assert done.exit_code == 1 and "does not fail in this way" in done.output and not (tmp_path / "small.onnx").exists()
     command = f"{sys.executable} -c 'import sys;sys.exit(1)' {{}}"
     half = tmp_path / "half.onnx"
     done = call("minimise", chain, "--failure", "command", "--command", command, "--tries", 1, "-o", half)
@@ -156,3 +156,21 @@ def test_parts_keep_their_weights_and_types() -> None:
     produced = {o for n in part.graph.node for o in n.output}
     known = produced | {t.name for t in part.graph.initializer} | {i.name for i in part.graph.input}
     assert known >= {x for n in part.graph.node for x in n.input if x}
+
+
+@pytest.mark.parametrize(
+    "words", [
+        ("compile",), ("quantize",), ("to-half",), ("minimise", "--failure", "run", "--shape", "N=2"),
+        ("trace", "--shape", "N=2"), ("try",),
+    ],
+)  # fmt: skip
+def test_the_output_is_not_the_file_that_is_read(words: tuple[str, ...], tmp_path: Path) -> None:
+    """Also by another name, as a link."""
+    path, link = tmp_path / "relu.onnx", tmp_path / "link.onnx"
+    onnx.save(model([node("Relu", "x", "y")], {"x": ("float32", ["N", 3])}, ["y"]), path)
+    link.symlink_to(path)
+    before = path.read_bytes()
+    for output in (path, link):
+        done = call(words[0], path, "-o", output, *words[1:])
+        assert done.exit_code == 1 and "is the file that the command reads" in done.output, done.output
+    assert path.read_bytes() == before

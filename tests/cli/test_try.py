@@ -68,7 +68,7 @@ def test_nodes_that_onnx_runtime_runs_are_listed_with_the_reason(tmp_path: Path)
     onnx.save(model(nodes, inputs, ["y"]), str(tmp_path / "m.onnx"))
     done = call(tmp_path / "m.onnx", "--shape", "N=2,R=0")
     assert done.exit_code in (0, NOT_FASTER), done.output
-    assert "left to ONNX Runtime (1 nodes)" in done.output
+    assert "left to ONNX Runtime (1 node)" in done.output
     assert re.search(r"\(MaxRoiPool\) runs in ONNX Runtime: .+", done.output)
 
 

@@ -53,7 +53,7 @@ WRONG = {
     "a dump of nothing": ("dump {strange} -o {out}", REJECTION, "Frobnicate"),
     "tuning into nothing": ("tune {relu}", USAGE, "--records names no file"),
     "a log of nothing": ("tune {relu} --records {out} --from-log {text}", REJECTION, "is not a log of shapes"),
-    "what does not fail": ("minimise {relu} --failure compile -o {out}", REJECTION, "does not fail so"),
+    "what does not fail": ("minimise {relu} --failure compile -o {out}", REJECTION, "does not fail in this way"),
     "a failure without its command": ("minimise {relu} --failure command -o {out}", USAGE, "belong together"),
     "a command that is none": ("minimise {relu} --failure command --command {no} -o {out}", REJECTION, "be started"),
     "jobs that are not there": ("batch {no}", USAGE, "does not exist"),

@@ -12,7 +12,8 @@ import pytest
 
 import polydyn
 from polydyn.codegen.kernel import Block
-from polydyn.errors import PolydynError, ScheduleError, UnsupportedError
+from polydyn.compiler import compile_artifact
+from polydyn.errors import FallbackWarning, PolydynError, ScheduleError, UnsupportedError
 from polydyn.gpu.errors import DeviceLostError, DeviceMemoryError, DriverMissingError, WrongArchitectureError
 from polydyn.graph.ir import SymbolSource
 from polydyn.program.plan import Candidate, HostPlan, Launch
@@ -252,3 +253,23 @@ def test_malformed_device_plans_are_refused() -> None:
         verify_host_plan(replace(plan, launches=(replace(launch, decision=cheapest(2)),)))
     with pytest.raises(UnsupportedError, match="unknown target cuda:sm_70"):
         polydyn.compile(model([node("Relu", "x", "y")], {"x": ("float32", ["N"])}, ["y"]), target="cuda:sm_70")
+
+
+@pytest.mark.parametrize(
+    ("op", "dtype", "said"),
+    [
+        ("Exp", "float64", "exp of float64"), ("Relu", "float64", "max of float64"), ("Sign", "int32", "sign of int32"),
+        ("ReduceL2", "int64", "sqrt of float64"),
+    ],
+)  # fmt: skip
+def test_an_operation_that_kernels_lack_is_named_with_its_node_and_left_to_onnx_runtime_on_request(
+    op: str, dtype: str, said: str
+) -> None:
+    m = model([node(op, "x", "y")], {"x": (dtype, ["N", 4])}, ["y"], opset=18)
+    with pytest.raises(UnsupportedError, match=f"{said} is not built for cuda:sm_80") as e:
+        compile_artifact(m, target="cuda:sm_80")
+    assert e.value.node == f"{op}_y" and e.value.remedy and "fallback='onnxruntime'" in e.value.remedy
+    assert ("cast its inputs to float32" in e.value.remedy) == ("float64" in said)
+    with pytest.warns(FallbackWarning, match=f"{op}_y .*{said}"):
+        artifact, _ = compile_artifact(m, target="cuda:sm_80", options=polydyn.Options(fallback="onnxruntime"))
+    assert any(f"{op}_y ({op}) runs in ONNX Runtime" in n for n in artifact.manifest["notes"])

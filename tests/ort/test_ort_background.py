@@ -124,3 +124,19 @@ def test_what_cannot_be_compiled_is_not_tried_again(capfd: pytest.CaptureFixture
         session(m, strict=True, cache_dir=tmp_path)
     failed.unlink()
     assert polydyn.ort.get_ep_name() in session(m, strict=True, cache_dir=tmp_path).get_providers()
+
+
+@pytest.mark.parametrize(
+    "damaged", ["polydyn-sets 1 6 2 1\n0 0 0 -1 1 ", "polydyn-sets 1 6 2 1\n0 0 0 -1 1 2\n", "polydyn"]
+)
+def test_damaged_sets_of_the_cache_are_made_again(
+    damaged: str, capfd: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    m = divided()
+    session(m, cache_dir=tmp_path)
+    (path,) = (p for p in tmp_path.glob("*.sets") if "-sets 1 6 2 1\n" in p.read_text())
+    path.write_text(damaged)
+    s = session(m, LOGGED, compile="background", cache_dir=tmp_path)
+    wait_for("computes 2 sets of nodes", capfd, lambda: s.run(None, rows(3)))
+    np.testing.assert_allclose(s.run(None, rows(3))[0], plain(m).run(None, rows(3))[0], rtol=1e-5)
+    assert path.read_text().startswith("polydyn-sets 1 6 2 1\n0 0 0 -1 1 1\n")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -149,3 +150,30 @@ def test_every_target_has_flags() -> None:
     assert all(list(alternatives(t)) for t in TARGETS)
     with pytest.raises(BuildError, match="choose one of"):
         list(alternatives("cpu:avx9"))
+
+
+def test_the_version_of_gccs_own_executable_is_cached(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A copy prints the same text. A script is asked each time, and so is a file that changed."""
+    monkeypatch.setenv("POLYDYN_CACHE", str(tmp_path / "cache"))
+    command = (str(tmp_path / "gcc"),)
+    said: list[str] = []
+
+    def counted(words: Sequence[str]) -> str:
+        said.append(words[0])
+        return f"gcc {len(said)}"
+
+    monkeypatch.setattr(compilers, "_first_line", counted)
+    Path(command[0]).write_bytes(compilers.ELF + b"1")
+    Path(command[0]).chmod(0o700)
+    assert [compilers._version(command) for _ in range(3)] == ["gcc 1"] * 3
+    Path(command[0]).write_bytes(compilers.ELF + b"22")
+    assert [compilers._version(command) for _ in range(2)] == ["gcc 2"] * 2
+    for name, text in (("gcc", b"#!/bin/sh\n"), ("ccache", compilers.ELF)):
+        (tmp_path / name).write_bytes(text)
+        (tmp_path / name).chmod(0o700)
+        before = len(said)
+        assert [compilers._version((str(tmp_path / name),)) for _ in range(2)] == [
+            f"gcc {before + 1}", f"gcc {before + 2}"
+        ]  # fmt: skip
+    monkeypatch.setenv("POLYDYN_CACHE", str(tmp_path / "gcc" / "cache"))  # not a folder
+    assert compilers._version(command) == f"gcc {len(said)}"

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
+from click.testing import CliRunner, Result
 
 import polydyn
+from polydyn.cli import main
 from polydyn.errors import ArtifactError, InputError
 from polydyn.program.from_sources import _checked
 from polydyn.runtime.artifact import Artifact, read_artifact, write_artifact
@@ -103,3 +106,52 @@ def test_programs_of_parts_and_of_devices_are_refused_by_name(saved: Path, tmp_p
         polydyn.load(tmp_path / "device", trust="sources")
     with pytest.raises(InputError, match="trust is 'all'"):
         polydyn.load(saved, trust="all")
+
+
+def call(*args: object) -> Result:
+    return CliRunner().invoke(main, [str(a) for a in args])
+
+
+def session(path: Path, trust: str) -> polydyn.InferenceSession:
+    options = polydyn.SessionOptions()
+    options.add_session_config_entry("polydyn.trust", trust)
+    return polydyn.InferenceSession(path, options, ["CPUExecutionProvider"])
+
+
+def test_commands_and_sessions_do_not_use_it_either(saved: Path, tmp_path: Path) -> None:
+    path = edited(saved, tmp_path / "p.polydyn", library=b"not a library")
+    sizes = ("--shape", "B=2")
+    commands: dict[str, tuple[object, ...]] = {
+        "run": sizes, "inspect": (), "explain": sizes, "profile": sizes, "trace": (*sizes, "-o", tmp_path / "t.json"),
+        "compare": (saved, *sizes),
+    }  # fmt: skip
+    for name, rest in commands.items():
+        assert call(name, path, *rest).exit_code == 1, name
+        done = call(name, path, *rest, "--trust", "sources")
+        assert done.exit_code == 0, done.output
+    with pytest.raises((OSError, polydyn.PolydynError)):
+        session(path, "code")
+    (y,) = session(path, "sources").run(None, {"x": X})
+    np.testing.assert_array_equal(y, polydyn.load(saved).run({"x": X})["y"])
+    with pytest.raises(InputError, match="trust is 'all'"):
+        session(path, "all")
+
+
+def test_a_model_is_compiled_here_whatever_is_trusted(tmp_path: Path) -> None:
+    path = tmp_path / "m.onnx"
+    path.write_bytes(model([node("Abs", "x", "y")], {"x": ("float32", ["N"])}, ["y"]).SerializeToString())
+    assert call("run", path, "--shape", "N=2", "--trust", "sources").exit_code == 0
+    assert session(path, "sources").run(None, {"x": -X[0]})[0].shape == (3,)
+    assert call("compile", path, "--trust", "sources").exit_code == 2
+
+
+def test_dump_runs_no_code_of_the_file(saved: Path, tmp_path: Path) -> None:
+    """It writes the texts of all versions of the program, and programs for other machines too."""
+    manifest = {**read_artifact(saved).manifest, "architecture": "another"}
+    path = edited(saved, tmp_path / "p.polydyn", library=b"not a library", manifest=manifest)
+    done = call("dump", path, "-o", tmp_path / "texts", "--json")
+    assert done.exit_code == 0, done.output
+    assert {"host.c", "overridden/host.c", "manifest.json"} <= {*json.loads(done.output)["files"]}
+    assert json.loads((tmp_path / "texts" / "manifest.json").read_text())["architecture"] == "another"
+    assert call("dump", path, "-o", tmp_path / "more", "--dim", "B=1:4").exit_code == 1
+    assert not (tmp_path / "more").exists()

@@ -180,6 +180,7 @@ def _saved() -> str:
 def test_a_second_session_compiles_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     polydyn.InferenceSession(BERT)
     monkeypatch.setenv("CC_CALLED", "1")
+
     def fails(*_: Any, **__: Any) -> None:
         raise AssertionError("compiled again")
 
@@ -384,3 +385,21 @@ def test_get_profiling_start_time_is_monotonic() -> None:
     options.enable_profiling = True
     before = time.monotonic_ns()
     assert before <= polydyn.InferenceSession(BERT, options).get_profiling_start_time_ns() <= time.monotonic_ns()
+
+
+def test_values_of_options_that_mean_nothing_are_rejected() -> None:
+    """A value that is none of those listed does not count as the default."""
+    m = model([node("Abs", "x", "y")], {"x": ("float32", ["N"])}, ["y"]).SerializeToString()
+    for key, value, remedy in (
+        ("tf32", "yes", "'0' or '1'"), ("winograd", "four", "as in '4'"), ("treshold", "1", "polydyn.dim.NAME, "),
+    ):  # fmt: skip
+        options = polydyn.SessionOptions()
+        options.add_session_config_entry(f"polydyn.{key}", value)
+        with pytest.raises(InputError) as e:
+            polydyn.InferenceSession(m, options, ["CPUExecutionProvider"])
+        assert f"polydyn.{key}" in str(e.value) and remedy in str(e.value.remedy)
+    options = polydyn.SessionOptions()
+    for name in ("graph_optimization_level", "execution_mode", "execution_order"):
+        with pytest.raises(InputError, match=f"{name} is 7\n  remedy: use a member of"):
+            setattr(options, name, 7)
+        setattr(options, name, 0)

@@ -15,8 +15,9 @@ import polydyn.runtime.c as run_time
 from polydyn.compiler import compile_to
 from polydyn.program import assemble
 from polydyn.testing.from_c import RefusedError, run_and_listen
-from tests.support.analyzed import GCC, warnings
+from tests.support.analyzed import GCC, PROVIDER, texts, warnings
 from tests.support.sanitized import SETTINGS, Sanitized, instrumented, reports
+from tests.support.sanitized_provider import run
 from tests.support.tiny import model, node
 
 pytestmark = pytest.mark.skipif(shutil.which("gcc") is None, reason="gcc is not installed")
@@ -73,8 +74,27 @@ def test_planted_faults_of_the_run_time_are_reported(sanitized: Sanitized) -> No
         assert any(expected in report for report in said), (expected, said)
 
 
-def test_a_planted_fault_is_found_by_analysis(tmp_path: Path) -> None:
-    text = run_time.sources("parts")["host_steps.c"]
+@pytest.mark.parametrize(("place", "unit"), [("parts", "host_steps.c"), (PROVIDER, "message.c")])
+def test_a_planted_fault_is_found_by_analysis(place: str, unit: str, tmp_path: Path) -> None:
     leak = "\n#include <stdlib.h>\nint pd_planted(int n) { int *p = malloc(8); return p ? *p = n : 0; }\n"
-    found = [(file, said) for file, _, said in warnings(GCC, tmp_path, "parts", {"host_steps.c": text + leak})]
-    assert any(file == "host_steps.c" and "leak" in said for file, said in found), found
+    changed = {unit: texts(place)[unit] + leak}
+    found = [(file, said) for file, _, said in warnings(GCC, tmp_path, place, changed)]
+    assert any(file == unit and "leak" in said for file, said in found), found
+
+
+LEAK = """
+from polydyn.ort import library
+original = library.sources
+def planted():
+    units, headers = original()
+    kept = units["unit.c"].replace("    free(u->input_at);\\n    free(u->output_at);\\n    pthread", "    pthread")
+    assert kept != units["unit.c"]
+    return {**units, "unit.c": kept}, headers
+library.sources = planted
+"""
+
+
+@pytest.mark.slow
+def test_a_planted_leak_of_the_provider_is_reported() -> None:
+    code, found = run(["tests/ort/test_ort_sessions.py", "-k", "bits_of_the_program"], LEAK)
+    assert code == 0 and found and all("leak of" in f and "find_places" in f and "unit.c" in f for f in found), found

@@ -7,12 +7,18 @@
 
 #include "provider.h"
 
-const char *compatibility_text(void) {
-    static char text[128];
+static char compatibility[128];
+
+static void write_compatibility(void) {
     struct utsname machine;
-    if (*text) return text;
-    snprintf(text, sizeof text, "polydyn abi %d %s", PD_ABI_VERSION, uname(&machine) ? "" : machine.machine);
-    return text;
+    snprintf(compatibility, sizeof compatibility, "polydyn abi %d %s", PD_ABI_VERSION,
+             uname(&machine) ? "" : machine.machine);
+}
+
+const char *compatibility_text(void) {
+    static pthread_once_t once = PTHREAD_ONCE_INIT;
+    pthread_once(&once, write_compatibility);
+    return compatibility;
 }
 
 OrtStatus *is_context_node(const OrtNode *node, bool *yes) {

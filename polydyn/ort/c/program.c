@@ -69,20 +69,27 @@ static const char *missing_feature(char *features) {
     return NULL;
 }
 
-static uint32_t crc32_of(const uint8_t *data, size_t size) {
-    static uint32_t table[256];
-    static _Atomic bool made;
-    if (!made) {
-        for (uint32_t k = 0; k < 256; k++) {
-            uint32_t c = k;
-            for (int bit = 0; bit < 8; bit++) c = c & 1 ? c >> 1 ^ 0xedb88320u : c >> 1;
-            table[k] = c;
-        }
-        made = true;
+static uint32_t crc32_table[256];
+
+static void fill_crc32_table(void) {
+    for (uint32_t k = 0; k < 256; k++) {
+        uint32_t c = k;
+        for (int bit = 0; bit < 8; bit++) c = c & 1 ? c >> 1 ^ 0xedb88320u : c >> 1;
+        crc32_table[k] = c;
     }
+}
+
+static uint32_t crc32_of(const uint8_t *data, size_t size) {
+    static pthread_once_t once = PTHREAD_ONCE_INIT;
     uint32_t sum = ~0u;
-    for (size_t k = 0; k < size; k++) sum = table[(sum ^ data[k]) & 255] ^ sum >> 8;
+    pthread_once(&once, fill_crc32_table);
+    for (size_t k = 0; k < size; k++) sum = crc32_table[(sum ^ data[k]) & 255] ^ sum >> 8;
     return ~sum;
+}
+
+/* Returns whether a part is within a file of `size` bytes, after its first page. */
+static bool is_inside(long offset, long bytes, off_t size) {
+    return offset >= PAGE && offset <= size && bytes >= 0 && bytes <= size - offset;
 }
 
 static OrtStatus *check_header(const char *path, header *h, off_t size) {
@@ -93,9 +100,7 @@ static OrtStatus *check_header(const char *path, header *h, off_t size) {
     if (!uname(&machine) && strcmp(machine.machine, h->architecture))
         return failure(ORT_EP_FAIL, "polydyn: %s is for %s, this is %s\n  remedy: compile the model for this machine",
                        path, h->architecture, machine.machine);
-    bool whole = h->library_at >= PAGE && h->library_bytes >= 0 && h->library_at + h->library_bytes <= size &&
-                 h->weights_at >= PAGE && h->weights_bytes >= 0 && h->weights_at + h->weights_bytes <= size;
-    if (!whole) return failure(ORT_EP_FAIL, "polydyn: %s is cut off\n  remedy: compile the model again", path);
+    if (!is_inside(h->library_at, h->library_bytes, size) || !is_inside(h->weights_at, h->weights_bytes, size)) return failure(ORT_EP_FAIL, "polydyn: %s is cut off\n  remedy: compile the model again", path);
     const char *missing = strcmp(h->features, "-") ? missing_feature(h->features) : NULL;
     if (missing)
         return failure(ORT_EP_FAIL, "polydyn: the program %s uses processor features that are missing here: %s\n  "

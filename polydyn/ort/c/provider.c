@@ -39,12 +39,12 @@ static OrtStatus *make_program(provider *p, unit *u) {
 
 static OrtStatus *fill_unit(provider *p, const OrtGraph *graph, unit *u) {
     if (p->one_set) {
-        strcpy(u->key, p->whole);
+        memcpy(u->key, p->whole, sizeof u->key);
         u->unchecked = p->unchecked;
     } else {
         MESSAGE model = {0};
         TRY(write_model(graph, &model));
-        strcpy(u->whole, p->whole);
+        memcpy(u->whole, p->whole, sizeof u->whole);
         model_key(u->s, &model, p->whole, u->key);
         TRY(store_model(u->s, &model, u->key));
     }

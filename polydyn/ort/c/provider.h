@@ -163,7 +163,7 @@ typedef struct {
 /* Stores the model of a graph if the compiling process or an inner session may need it. */
 OrtStatus *store_model(const settings *s, const message *model, const char *key);
 /* Reads <key>.sets. Returns the set of every node, -1 for one that is left to ONNX Runtime; NULL if the file is absent
- * or damaged. The caller frees it. */
+ * or damaged; the results are unchanged then. The caller frees it. */
 int *read_sets(const settings *s, const char *key, size_t *nodes, int *sets, size_t *left);
 OrtStatus *get_capability(OrtEp *ep, const OrtGraph *graph, OrtEpGraphSupportInfo *support);
 

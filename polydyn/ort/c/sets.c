@@ -16,22 +16,25 @@ static OrtStatus *claim(OrtEpGraphSupportInfo *support, const OrtNode *const *no
 
 int *read_sets(const settings *s, const char *key, size_t *nodes, int *sets, size_t *left) {
     char path[PATH_BYTES];
-    size_t size;
-    int offset = 0;
+    size_t size, count, others;
+    int offset = 0, made;
     cache_path(s, key, ".sets", path);
     OWNED char *text = read_file(path, &size);
-    if (!text || sscanf(text, "polydyn-sets 1 %zu %d %zu\n%n", nodes, sets, left, &offset) != 3) return NULL;
-    int *of = calloc(*nodes + 1, sizeof *of);
+    if (!text || sscanf(text, "polydyn-sets 1 %zu %d %zu\n%n", &count, &made, &others, &offset) != 3) return NULL;
+    if (count > size) return NULL; /* each number has a digit */
+    int *of = calloc(count + 1, sizeof *of);
     char *at = text + offset;
-    for (size_t k = 0; of && k < *nodes; k++) {
+    for (size_t k = 0; of && k < count; k++) {
         char *end;
-        of[k] = (int)strtol(at, &end, 10);
-        if (end == at || of[k] < -1 || of[k] >= *sets) {
+        long set = strtol(at, &end, 10);
+        if (end == at || set < -1 || set >= made) {
             free(of);
             return NULL;
         }
+        of[k] = (int)set;
         at = end;
     }
+    if (of) *nodes = count, *sets = made, *left = others;
     return of;
 }
 
@@ -158,6 +161,7 @@ OrtStatus *get_capability(OrtEp *ep, const OrtGraph *graph, OrtEpGraphSupportInf
     OrtStatus *bad = decide(p, graph, nodes, count, support);
     if (!bad) return NULL;
     if (p->s.strict || ORT(GetErrorCode)(bad) == ORT_INVALID_ARGUMENT) {
+        if (p->error) ORT(ReleaseStatus)(p->error);
         p->error = bad; /* ONNX Runtime only logs an error of this function, but fails by one of Compile */
         return claim(support, nodes, count);
     }

@@ -43,8 +43,9 @@ static bool is_yes(const char *value) { return !strcmp(value, "1") || !strcasecm
 static bool is_no(const char *value) { return !strcmp(value, "0") || !strcasecmp(value, "false"); }
 
 static OrtStatus *copy_text(char *to, size_t room, const char *name, const char *value) {
-    if (strlen(value) >= room) return failure(ORT_INVALID_ARGUMENT, "polydyn: the option %s is too long", name);
-    strcpy(to, value);
+    size_t size = strlen(value) + 1;
+    if (size > room) return failure(ORT_INVALID_ARGUMENT, "polydyn: the option %s is too long", name);
+    memcpy(to, value, size);
     return NULL;
 }
 

@@ -98,7 +98,9 @@ static char *request_text(const settings *s, int task, const char *key, const ch
     }
     for (size_t k = 0; k < s->option_count; k++) fprintf(f, "option.%s=%s\n", s->options[k].name, s->options[k].value);
     fputc('\n', f);
-    return fclose(f) ? NULL : text;
+    if (!fclose(f)) return text;
+    free(text);
+    return NULL;
 }
 
 /* Returns the last words of a process that ended without an answer. */

@@ -225,7 +225,7 @@ class CudaProgram(Program):
     @graphs.setter
     def graphs(self, count: int) -> None:
         if not 0 <= count <= MAX_GRAPHS:
-            raise InputError(f"graphs is {count}", remedy=f"0 to {MAX_GRAPHS}")
+            raise InputError(f"graphs is {count}", remedy=f"pass 0 to {MAX_GRAPHS}")
         self._graphs = count
 
     @property
@@ -242,7 +242,7 @@ class CudaProgram(Program):
     @graph_bytes.setter
     def graph_bytes(self, count: int) -> None:
         if checked_integer(count, "graph_bytes") < 0:
-            raise InputError(f"graph_bytes is {count}", remedy="0 or more")
+            raise InputError(f"graph_bytes is {count}", remedy="pass an integer >= 0")
         self._graph_bytes = count
 
     # -- inspection --------------------------------------------------------------------------------------------------
@@ -421,7 +421,7 @@ class Call:
         if unknown:
             names = ", ".join(self._targets)
             text = f"the program has no output '{unknown[0]}'"
-            raise UnknownNameError(text, tensor=unknown[0], remedy=f"outputs: {names}")
+            raise UnknownNameError(text, tensor=unknown[0], remedy=f"its outputs are {names}")
         if not self._out:
             return
         host_in = {n: a for n, a in self._arrays.items() if isinstance(a, np.ndarray)}

@@ -27,7 +27,7 @@ _TYPES = {  # type -> (CUtensorMapDataType, bytes)
 def element_type(dtype: str) -> tuple[int, int]:
     """Return the CUtensorMapDataType of a dtype or ``TF32``, and bytes per element. DeviceError: it has none."""
     if dtype not in _TYPES:
-        raise DeviceError(f"a tensor map does not support {dtype}", remedy=f"one of {', '.join(_TYPES)}")
+        raise DeviceError(f"a tensor map does not support {dtype}", remedy=f"use one of {', '.join(_TYPES)}")
     return _TYPES[dtype]
 
 

@@ -27,7 +27,7 @@ def product() -> onnx.ModelProto:
 def test_a_switch_names_subjects() -> None:
     assert shown("") == frozenset() and shown("all") == frozenset(logs.SUBJECTS)
     assert shown(" cache, fusion") == {"cache", "fusion"}
-    with pytest.raises(DebugError, match=r"(?s)names 'cach'.*remedy: all, or cache"):
+    with pytest.raises(DebugError, match=r"(?s)names 'cach'.*remedy: write all, or names among cache"):
         shown("cach")
 
 

@@ -22,6 +22,7 @@ from polydyn.graph.expand import import_model
 from polydyn.jobs import read_jobs
 from polydyn.schedules.index import Index, minimum
 from polydyn.shapes.context import ShapeContext
+from polydyn.shapes.sizes import sizes_by_name
 from tests.support.tiny import model, node
 
 L = Index.of("L")
@@ -176,3 +177,14 @@ def test_batch_jobs_say_the_same(tmp_path: Path) -> None:
     (tmp_path / "jobs.json").write_text(json.dumps([job | {"dims": {"N": {"low": 9, "high": 1}}}]))
     with pytest.raises(InputError, match="holds no size"):
         read_jobs(tmp_path / "jobs.json")
+
+
+@pytest.mark.parametrize(("field", "value"), [("likely", 9), ("likely", "9"), ("probabilities", 0.5)])
+def test_likely_sizes_are_given_together(field: str, value: Any) -> None:
+    with pytest.raises(ShapeError, match=rf"{field} is .*\n  remedy: give a tuple, as in {field}=\("):
+        Sizes(0, 8, **{field: value})
+
+
+def test_a_text_in_place_of_sizes_is_named() -> None:
+    with pytest.raises(ShapeError, match=r"(?s)'1:4' does not describe sizes.*Sizes\.parse\('1:4'\)"):
+        sizes_by_name({"B": "1:4"})  # type: ignore[dict-item]
