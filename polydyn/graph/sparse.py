@@ -1,0 +1,46 @@
+"""Sparse constants of a model as dense arrays."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from polydyn.errors import ModelError
+from polydyn.schedules.expr import Array
+
+
+def dense(name: str, values: Array, indices: Array, dims: Sequence[int]) -> Array:
+    """Return a sparse tensor as an array of shape ``dims``, with zeros where it has no value.
+
+    ``values``: a vector. ``indices``: a vector of positions in row-major order, or a matrix with a row of coordinates
+    for each value. Raises ModelError for other shapes, and for indices that are outside of ``dims`` or occur twice.
+    """
+    shape = tuple(dims)
+    if min(shape, default=0) < 0 or values.ndim != 1 or indices.dtype.kind not in "iu":
+        raise _wrong(name, f"values of shape {list(values.shape)} and {indices.dtype} indices for dims {list(shape)}")
+    if indices.shape == (len(values), len(shape)):
+        inside = (indices >= 0).all() and (indices < np.array(shape, np.int64)).all()
+        at = indices @ np.array([math.prod(shape[k + 1 :]) for k in range(len(shape))], np.int64)
+    elif indices.shape == values.shape:
+        inside, at = (indices >= 0).all() and (indices < math.prod(shape)).all(), indices
+    else:
+        raise _wrong(name, f"indices of shape {list(indices.shape)} for {len(values)} values of rank {len(shape)}")
+    if not inside:
+        raise _wrong(name, f"an index is outside of dims {list(shape)}")
+    if len(np.unique(at)) < len(at):
+        raise _wrong(name, "an index occurs twice")
+    try:
+        out = np.zeros(shape, values.dtype)
+    except (MemoryError, ValueError) as e:
+        raise _wrong(name, f"dims {list(shape)} do not fit into memory") from e
+    out.reshape(-1)[at] = values
+    return out
+
+
+def _wrong(name: str, reason: str) -> ModelError:
+    return ModelError(
+        f"the sparse constant {name}: {reason}", tensor=name, remedy="the file may be damaged; export it again",
+        rule="a sparse tensor has a vector of values, and an index inside its dims for each of them",
+    )  # fmt: skip
