@@ -18,7 +18,7 @@ _GROUPS: Mapping[str, str] = {
     "com.microsoft::BiasSplitGelu com.microsoft::SimplifiedLayerNormalization com.microsoft::MoE "
     "com.microsoft::BiasAdd com.microsoft::NhwcConv com.microsoft::GroupNorm com.microsoft::SkipGroupNorm",
     "the same kernels as an operator that has cases": "ai.onnx.ml::SVMClassifier com.microsoft::QLinearReduceMean "
-    "com.microsoft::QEmbedLayerNormalization",
+    "com.microsoft::QEmbedLayerNormalization com.microsoft::QLinearConv com.microsoft::NhwcMaxPool",
     "polydyn's own": "polydyn::Atan2 polydyn::CumLogSumExp polydyn::CumMax polydyn::CumMin polydyn::Erfc "
     "polydyn::Expm1 polydyn::FromBits polydyn::Gather polydyn::GatherElements polydyn::Log1p polydyn::SignBit",
 }
