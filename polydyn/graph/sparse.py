@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
+import onnx
+from onnx import numpy_helper
 
 from polydyn.errors import ModelError
 from polydyn.schedules.expr import Array
@@ -37,6 +39,34 @@ def dense(name: str, values: Array, indices: Array, dims: Sequence[int]) -> Arra
         raise _wrong(name, f"dims {list(shape)} do not fit into memory") from e
     out.reshape(-1)[at] = values
     return out
+
+
+def make_dense(model: onnx.ModelProto) -> None:
+    """Replace the sparse constants of a model, in place, by initializers and constants that are dense."""
+    _make_dense(model.graph)
+    for f in model.functions:
+        _make_nodes_dense(f.node)
+
+
+def _make_dense(graph: onnx.GraphProto) -> None:
+    graph.initializer.extend(_tensor(t, t.values.name) for t in graph.sparse_initializer)
+    del graph.sparse_initializer[:]
+    _make_nodes_dense(graph.node)
+
+
+def _make_nodes_dense(nodes: Iterable[onnx.NodeProto]) -> None:
+    for n in nodes:
+        for a in n.attribute:
+            if a.type == onnx.AttributeProto.SPARSE_TENSOR and n.op_type == "Constant":
+                value = _tensor(a.sparse_tensor, n.output[0])
+                a.CopyFrom(onnx.helper.make_attribute("value", value))
+            for g in (*a.graphs, *([a.g] if a.HasField("g") else [])):
+                _make_dense(g)
+
+
+def _tensor(t: onnx.SparseTensorProto, name: str) -> onnx.TensorProto:
+    values, indices = numpy_helper.to_array(t.values), numpy_helper.to_array(t.indices)
+    return numpy_helper.from_array(dense(name, values, indices, t.dims), name)
 
 
 def _wrong(name: str, reason: str) -> ModelError:
