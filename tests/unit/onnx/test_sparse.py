@@ -18,8 +18,8 @@ F = "float32"
 X = {"x": (F, ["N", 4])}
 LINEAR = [0, 5, 11]
 PAIRS = [[0, 0], [1, 2], [3, 2]]
-EXPECTED = np.zeros((4, 3), np.float32)
-EXPECTED.reshape(-1)[LINEAR] = [1.5, -2, 3]
+DENSE = np.zeros((4, 3), np.float32)
+DENSE.reshape(-1)[LINEAR] = [1.5, -2, 3]
 
 
 def sparse(
@@ -35,8 +35,8 @@ def test_a_sparse_initializer_is_a_dense_constant(indices: Sequence[object]) -> 
     m = model([node("MatMul", "x w", "y")], X, ["y"])
     m.graph.sparse_initializer.append(sparse("w", indices))
     x = np.arange(8, dtype=np.float32).reshape(2, 4)
-    assert np.array_equal(run(import_model(m), {"x": x})["y"], x @ EXPECTED)
-    assert np.array_equal(load_model(m).constants["w"], EXPECTED)
+    assert np.array_equal(run(import_model(m), {"x": x})["y"], x @ DENSE)
+    assert np.array_equal(load_model(m).constants["w"], DENSE)
 
 
 def test_a_sparse_constant_may_be_an_attribute_and_empty() -> None:
@@ -45,7 +45,7 @@ def test_a_sparse_constant_may_be_an_attribute_and_empty() -> None:
              node("MatMul", "x w", "a"), node("MatMul", "x z", "b")]  # fmt: skip
     x = np.arange(8, dtype=np.float32).reshape(2, 4)
     got = run(import_model(model(nodes, X, ["a", "b"])), {"x": x})
-    assert np.array_equal(got["a"], x @ EXPECTED) and not got["b"].any() and got["b"].shape == (2, 3)
+    assert np.array_equal(got["a"], x @ DENSE) and not got["b"].any() and got["b"].shape == (2, 3)
 
 
 def test_a_sparse_initializer_of_a_branch_hides_nothing_outside() -> None:
@@ -57,25 +57,25 @@ def test_a_sparse_initializer_of_a_branch_hides_nothing_outside() -> None:
     nodes = [helper.make_node("If", ["c"], ["y"], then_branch=branches[0], else_branch=branches[1])]
     m = model(nodes, {"x": (F, [4, 3])}, ["y"], {"c": np.array(False)})
     x = np.ones((4, 3), np.float32)
-    assert np.array_equal(run(import_model(m), {"x": x})["y"], x - EXPECTED)
+    assert np.array_equal(run(import_model(m), {"x": x})["y"], x - DENSE)
 
 
-@pytest.mark.parametrize(("indices", "values", "why"), [
+@pytest.mark.parametrize(("indices", "values", "message"), [
     ([0, 5, 12], (1, 2, 3), "an index is outside of dims"), ([0, -1, 2], (1, 2, 3), "an index is outside of dims"),
     ([[0, 0], [1, 2], [0, 3]], (1, 2, 3), "an index is outside of dims"), ([0, 5, 5], (1, 2, 3), "occurs twice"),
     ([0, 5], (1, 2, 3), r"indices of shape \[2\] for 3 values"),
 ])  # fmt: skip
 def test_sparse_indices_that_do_not_fit_are_rejected(
-    indices: Sequence[object], values: Sequence[float], why: str
+    indices: Sequence[object], values: Sequence[float], message: str
 ) -> None:
     m = model([node("MatMul", "x w", "y")], X, ["y"])
     m.graph.sparse_initializer.append(sparse("w", indices, values))
-    with pytest.raises(ModelError, match=rf"(?s)sparse constant w: .*{why}.*tensor: w.*remedy: "):
+    with pytest.raises(ModelError, match=rf"(?s)sparse constant w: .*{message}.*tensor: w.*remedy: "):
         load_model(m)
 
 
 def test_sparse_initializers_have_names_of_their_own() -> None:
-    m = model([node("MatMul", "x w", "y")], X, ["y"], {"w": EXPECTED})
+    m = model([node("MatMul", "x w", "y")], X, ["y"], {"w": DENSE})
     m.graph.sparse_initializer.append(sparse("w"))
     with pytest.raises(ModelError, match="the initializer w is there twice"):
         load_model(m)
