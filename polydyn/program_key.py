@@ -195,6 +195,8 @@ def file_digest(path: Path) -> str:
 
 def _tensors(graph: onnx.GraphProto) -> Iterator[onnx.TensorProto]:
     yield from graph.initializer
+    for sparse in graph.sparse_initializer:
+        yield from (sparse.values, sparse.indices)
     yield from _of_nodes(graph.node)
 
 
@@ -202,6 +204,7 @@ def _of_nodes(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.TensorProto]:
     for node in nodes:
         for a in node.attribute:
             yield from [a.t] if a.HasField("t") else a.tensors
+            yield from (a.sparse_tensor.values, a.sparse_tensor.indices)
             inner: Iterable[onnx.GraphProto] = [a.g] if a.HasField("g") else a.graphs
             for g in inner:
                 yield from _tensors(g)

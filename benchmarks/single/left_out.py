@@ -15,9 +15,10 @@ _GROUPS: Mapping[str, str] = {
     "ONNX Runtime has no kernel of its own for it": "CausalConvWithState LinearAttention SwiGLU "
     "ai.onnx.preview::FlexAttention ai.onnx.preview.training::Adagrad ai.onnx.preview.training::Adam "
     "ai.onnx.preview.training::Momentum ai.onnx.ml::TreeEnsemble com.microsoft::BiasSoftmax "
-    "com.microsoft::BiasSplitGelu com.microsoft::SimplifiedLayerNormalization com.microsoft::MoE",
+    "com.microsoft::BiasSplitGelu com.microsoft::SimplifiedLayerNormalization com.microsoft::MoE "
+    "com.microsoft::BiasAdd com.microsoft::NhwcConv com.microsoft::GroupNorm com.microsoft::SkipGroupNorm",
     "the same kernels as an operator that has cases": "ai.onnx.ml::SVMClassifier com.microsoft::QLinearReduceMean "
-    "com.microsoft::QEmbedLayerNormalization",
+    "com.microsoft::QEmbedLayerNormalization com.microsoft::QLinearConv com.microsoft::NhwcMaxPool",
     "polydyn's own": "polydyn::Atan2 polydyn::CumLogSumExp polydyn::CumMax polydyn::CumMin polydyn::Erfc "
     "polydyn::Expm1 polydyn::FromBits polydyn::Gather polydyn::GatherElements polydyn::Log1p polydyn::SignBit",
 }

@@ -56,7 +56,8 @@ def check_names(graph: onnx.GraphProto, *, outputs: bool) -> None:
     are unique; the same tensor may be listed as two outputs.
     """
     check_text(graph.name, "the graph")
-    groups: dict[str, Iterable[Any]] = {"input": graph.input, "initializer": graph.initializer}
+    initializers = [*graph.initializer, *(t.values for t in graph.sparse_initializer)]
+    groups: dict[str, Iterable[Any]] = {"input": graph.input, "initializer": initializers}
     for kind, values in (groups | {"output": graph.output} if outputs else groups).items():
         seen: set[str] = set()
         for v in values:

@@ -24,6 +24,7 @@ from polydyn.graph.dtypes import PACKED, numpy_dtype, onnx_dtype, unpacked
 from polydyn.graph.inlining import Key, body_of, called, check_versions, functions_of, opsets_of
 from polydyn.graph.node_order import ordered_nodes
 from polydyn.graph.operators.registry import OnnxNode
+from polydyn.graph.sparse import dense
 from polydyn.schedules.expr import Array
 
 
@@ -293,9 +294,7 @@ class _Reader:
     def graph(self, proto: onnx.GraphProto, outer: Collection[str]) -> ImportedGraph:
         check_names(proto, outputs=not outer)
         constants = {t.name: self.array(t) for t in proto.initializer}
-        if proto.sparse_initializer:
-            name = proto.sparse_initializer[0].values.name
-            raise UnsupportedError("sparse initializers are not supported", tensor=name)
+        constants |= {t.values.name: self.sparse(t, t.values.name) for t in proto.sparse_initializer}
         inputs = tuple(_input(v, inside=bool(outer)) for v in proto.input if v.name not in constants)
         nodes: list[OnnxNode] = []
         declared: dict[str, ModelInput] = {}
@@ -347,6 +346,8 @@ class _Reader:
     def attribute(self, a: onnx.AttributeProto, defined: set[str], node: str) -> Any:
         if a.type == onnx.AttributeProto.TENSOR:
             return self.array(a.t)
+        if a.type == onnx.AttributeProto.SPARSE_TENSOR:
+            return self.sparse(a.sparse_tensor, a.sparse_tensor.values.name or node)
         if a.type == onnx.AttributeProto.GRAPH:
             return self.graph(a.g, defined)
         try:
@@ -382,6 +383,10 @@ class _Reader:
                 f"the data of constant {t.name} do not fit its shape {list(shape)}: {e}", tensor=t.name,
                 remedy="the file is damaged or cut off; export it again",
             ) from e  # fmt: skip
+
+    def sparse(self, t: onnx.SparseTensorProto, name: str) -> Array:
+        """Return a sparse tensor as a dense array."""
+        return dense(name, self.array(t.values), self.array(t.indices), t.dims)
 
     def external(self, t: onnx.TensorProto, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Array:
         """Map the data file next to the model, read-only. Paths may not leave the model's folder."""
@@ -467,7 +472,7 @@ def _constant(node: OnnxNode) -> Array:
             return np.array(node.attributes[key], numpy_dtype(dtype))
     for key in {"value_string", "value_strings"} & node.attributes.keys():
         return np.array(node.attributes[key], object)
-    value = node.attribute("value")
+    value = node.attributes.get("value", node.attributes.get("sparse_value"))
     if not isinstance(value, np.ndarray):
         raise UnsupportedError(
             f"Constant with {', '.join(node.attributes) or 'no attribute'} is not supported", node=node.name

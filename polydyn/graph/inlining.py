@@ -147,7 +147,7 @@ def _rename_graph(
 ) -> None:
     """Rename the tensors of a graph inside a node, in place. Its own names hide those around it."""
     names = dict(outer)
-    for v in (*graph.input, *graph.initializer):
+    for v in (*graph.input, *graph.initializer, *(t.values for t in graph.sparse_initializer)):
         v.name = names[v.name] = prefix + v.name
     made = {o for n in graph.node for o in n.output if o}
     names |= {o: prefix + o for o in made}

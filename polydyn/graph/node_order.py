@@ -48,6 +48,7 @@ def names_read(n: onnx.NodeProto) -> Iterator[str]:
     for a in n.attribute:
         for body in (a.g, *a.graphs):
             inside = {x.name for x in (*body.input, *body.initializer)} | {o for m in body.node for o in m.output}
+            inside |= {t.values.name for t in body.sparse_initializer}
             read = (*(x for m in body.node for x in names_read(m)), *(o.name for o in body.output))
             yield from (x for x in read if x not in inside)
 

@@ -79,6 +79,10 @@ SEQUENCES = "a sequence has a known number of elements, is a split into single r
 """What sequences may be. The names of their operators alone would not say it, because most uses are built."""
 
 
+NCHWC_DOMAIN = "com.microsoft.nchwc::"
+"""Domain of convolutions whose layout ONNX Runtime chooses for one processor, after level ORT_ENABLE_EXTENDED."""
+
+
 def check_supported(graph: ImportedGraph) -> None:
     """Reject a graph with unknown operators, naming each of them and the first node that uses it, or with strings.
 
@@ -91,6 +95,8 @@ def check_supported(graph: ImportedGraph) -> None:
     if missing:
         some = any("Sequence" in op for op in missing)
         more = "use tensors (Reshape in place of a split, a scan output of a Loop), " if some else ""
+        blocked = any(op.startswith(NCHWC_DOMAIN) for op in missing)
+        more += "save the optimized model at level ORT_ENABLE_EXTENDED, " if blocked else ""
         names = ", ".join(f"{op} (node {node})" for op, node in sorted(missing.items()))
         raise UnsupportedError(
             f"{len(missing)} operator(s) of this model are not supported: {names}",

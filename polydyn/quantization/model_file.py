@@ -24,6 +24,7 @@ from onnx import TensorProto, numpy_helper
 from polydyn.errors import MissingModelError, ModelError
 from polydyn.graph.dtypes import PACKED, numpy_dtype, onnx_dtype
 from polydyn.graph.importer import ModelLike, external_path
+from polydyn.graph.sparse import make_dense
 from polydyn.schedules.expr import Array
 
 LARGE = 1024
@@ -138,6 +139,7 @@ def _from_memory(model: onnx.ModelProto) -> ModelFile:
             getattr(proto.graph, f.name).extend(value)
         else:
             setattr(proto.graph, f.name, value)
+    make_dense(proto)
     return ModelFile(proto, inside=large)
 
 
@@ -165,6 +167,7 @@ def _from_bytes(data: mmap.mmap, path: Path) -> ModelFile:
         ) from e
     if not proto.HasField("graph"):
         raise ModelError(f"{path}: the model has no graph", remedy="export it again; the file may be empty or cut off")
+    make_dense(proto)
     return ModelFile(proto, path.parent)
 
 

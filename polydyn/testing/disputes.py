@@ -124,6 +124,8 @@ def open_question(node: onnx.NodeProto, arrays: Arrays) -> bool:
         return given.get("mode", b"nearest") == b"nearest" and any(
             simplest(s) != Fraction(s) for s in map(float, scales)
         )
+    if node.op_type in ("Conv", "ConvTranspose", "MatMul", "Gemm"):  # the order of terms decides which sums overflow
+        return x.dtype.kind == "f" and _may_overflow(x)
     if node.op_type == "GridSample":  # a coordinate that is not finite: as torch here, ONNX Runtime differs
         return not np.isfinite(arrays[node.input[1]].astype(np.float64)).all()
     if node.op_type in ("NegativeLogLikelihoodLoss", "SoftmaxCrossEntropyLoss"):  # the mean of nothing: NaN in torch
@@ -157,6 +159,12 @@ def stretches(model: onnx.ModelProto, arrays: Arrays, message: str) -> bool:
             if len(sizes) > 1 and 1 in sizes:
                 return True
     return False
+
+
+def _may_overflow(x: Array) -> bool:
+    """Return whether a sum of a few hundred elements may exceed the largest finite number."""
+    finite = np.abs(x[np.isfinite(x)].astype(np.float64))
+    return float(finite.max(initial=0)) > float(np.finfo(x.dtype).max) / 256
 
 
 def _largest(x: Array) -> float:

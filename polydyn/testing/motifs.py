@@ -153,10 +153,10 @@ def windows(b: Draft) -> None:
         b.extra.append(b.add("Reshape", [y, b.ints(-1, side, side, c)]))
 
 
-def transpose(b: Draft) -> None:
+def transpose(b: Draft, t: str = "") -> str:
     """Transpose to some order of axes."""
-    t = b.pick(lambda s: b.rank(s) > 1)
-    b.add("Transpose", [t], perm=b.random.sample(range(b.rank(t)), b.rank(t)))
+    t = t or b.pick(lambda s: b.rank(s) > 1)
+    return b.add("Transpose", [t], perm=b.random.sample(range(b.rank(t)), b.rank(t)))
 
 
 def reshape(b: Draft) -> None:

@@ -15,6 +15,7 @@ from typing import Any
 from polydyn.testing import motifs as m
 from polydyn.testing import motifs_control as c
 from polydyn.testing import motifs_layers as n
+from polydyn.testing import motifs_moved as v
 from polydyn.testing import motifs_tables as t
 from polydyn.testing.drafts import MAX_OPSET, PLAIN, SIZES, Case, Dims, Draft, Rejected
 from polydyn.testing.motifs import Motif
@@ -59,13 +60,15 @@ THEMES: Mapping[str, Theme] = {
         oldest=11),
     "operators": Theme([["B", "L"], ["B", 3], [2, "L"], ["B", 4, "L"], ["B", 4, "H", "W"], ["N"], ["B", 3, 5, 7]],
         {operator: 1}, (3, 5, 8), 1, 4),
+    "moved": Theme([["B", 3, "H", "W"], ["B", 2, "L"], [1, 4, "H", 6], ["B", 1, 2, "H", "W"], ["B", 3, 5, "W"]], {
+        v.moved_window: 6, m.unary: 1, n.batch_norm: 0.5, n.reduction: 0.5, m.concat: 0.5}, (1, 1, 2, 3)),
     "mixed": Theme([["B", "L", 8], ["B", 4, "H", "W"], ["B", "L"]], {
         **MAPS, **VIEWS, n.attention: 1, n.pyramid: 1, t.bag: 1, c.sized_slice: 1, c.branch: 0.5, c.loop: 0.5,
         c.recurrence: 0.5, c.quantized: 1, c.rounded: 1, operator: 1.5, t.scatter: 0.5, t.running: 0.5, t.top: 0.5},
         (4, 6, 9)),
 }  # fmt: skip
 SHARES = {"views": 3, "products": 2, "vision": 1.5, "windows": 0.6, "tables": 1.5, "sizes": 1.5, "control": 1.2,
-          "bytes": 1.2, "operators": 8, "mixed": 2}  # fmt: skip
+          "bytes": 1.2, "operators": 8, "mixed": 2, "moved": 1}  # fmt: skip
 """Relative frequency of each theme."""
 TRIES = 12
 TILE_SIZES = (8, 16, 32, 64)

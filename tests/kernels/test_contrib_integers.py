@@ -91,6 +91,28 @@ def test_quantized_functions(op: str, attributes: dict[str, Any]) -> None:
     agrees(model, *({"x": byte(n, *dims[1:])} for n in (1, 7)), steps=1)  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize(("last", "group", "bias"), [(1, 1, True), (1, 2, False), (0, 2, True)])
+def test_quantized_convolutions_of_either_layout(last: int, group: int, bias: bool) -> None:
+    # weights of 7 bits, as in test_quantized_products
+    weight = RNG.integers(-64, 64, (6, 4 // group, 3, 2)).astype(np.int8)
+    dims: tuple[int | str, ...] = ("B", "H", "W", 4) if last else ("B", 4, "H", "W")
+    (sx, zx), (sy, zy) = scaled(0.02, 100), scaled(0.1, 3)
+    given: dict[str, Any] = {
+        "x": ("uint8", dims), "sx": sx, "zx": zx, "w": weight, "sw": np.abs(floats(6)) / 50 + np.float32(0.01),
+        "zw": np.zeros(6, np.int8), "sy": sy, "zy": zy,
+        "bias": RNG.integers(-900, 900, 6).astype(np.int32) if bias else None,
+    }  # fmt: skip
+    model = model_of("QLinearConv", given, channels_last=last, group=group, pads=[1, 0, 1, 1], strides=[2, 1])
+    sizes = ((1, 1, 1), (2, 7, 3), (3, 4, 33))
+    agrees(model, *({"x": byte(*((b, h, w, 4) if last else (b, 4, h, w)))} for b, h, w in sizes), steps=1)
+
+
+def test_maxima_of_windows_with_channels_last() -> None:
+    settings = {"kernel_shape": [3, 2], "strides": [2, 2], "pads": [1, 0, 1, 1], "ceil_mode": 1}
+    model = model_of("NhwcMaxPool", {"x": ("uint8", ("B", "H", "W", 3))}, **settings)
+    agrees(model, *({"x": byte(b, h, w, 3)} for b, h, w in ((1, 2, 2), (2, 7, 3), (3, 4, 33))))
+
+
 def test_quantized_concatenation() -> None:
     (sa, za), (sb, zb), (sy, zy) = scaled(0.1, 120), scaled(0.07, 3), scaled(0.2, 128)
     given = {

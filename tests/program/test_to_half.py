@@ -183,3 +183,18 @@ def test_files_and_wrong_arguments(tmp_path: Path) -> None:
         polydyn.to_half(path_of("bert_tiny"), dtype="float8")
     with pytest.raises(InputError, match="cannot write"):
         polydyn.to_half(path_of("bert_tiny"), tmp_path / "none" / "half.onnx")
+
+
+def test_sparse_constants_become_dense_halves() -> None:
+    values = numpy_helper.from_array(np.array([1.5, -2], np.float32), "w")
+    sparse = helper.make_sparse_tensor(values, numpy_helper.from_array(np.array([1, 5])), [3, 2])
+    constant = helper.make_node("Constant", [], ["v"], sparse_value=sparse)
+    nodes = [constant, helper.make_node("MatMul", ["x", "w"], ["a"]), helper.make_node("MatMul", ["x", "v"], ["b"]),
+             helper.make_node("Add", ["a", "b"], ["y"])]  # fmt: skip
+    source = model(nodes, [info("x", F, ["N", 3])], [info("y", F, ["N", 2])], opset=13)
+    source.graph.sparse_initializer.append(sparse)
+    made = polydyn.to_half(source).model
+    assert isinstance(made, onnx.ModelProto) and source.graph.sparse_initializer
+    x = np.arange(6, dtype=np.float16).reshape(2, 3)
+    expected = 2 * x @ np.array([[0, 1.5], [0, 0], [0, -2]], np.float16)
+    assert np.array_equal(polydyn.compile(made, threads=1).run({"x": x})["y"], expected)

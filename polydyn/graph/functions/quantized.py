@@ -119,6 +119,26 @@ def q_global_average_pool(b: Body) -> None:
     b.set_output(_channels(b, quantized(b, b.op("GlobalAveragePool", x), 3), last, False))
 
 
+@body(f"{MICROSOFT}::QLinearConv")
+def q_conv(b: Body) -> None:
+    """Expand to ONNX's QLinearConv. With channels last the map is transposed, the weight is not."""
+    keys = ("auto_pad", "dilations", "group", "kernel_shape", "pads", "strides")
+    attributes = {k: v for k in keys if (v := b.attribute(k)) is not None}
+    last = bool(b.attribute("channels_last", 0))
+    x, *others = (b.input(k) for k in range(len(b.node.inputs)))
+    y = b.op("QLinearConv", _channels(b, x, last, True), *filter(None, others), **attributes)
+    b.set_output(_channels(b, y, last, False))
+
+
+@body(f"{MICROSOFT}::NhwcMaxPool")
+def nhwc_max_pool(b: Body) -> None:
+    """Expand to ONNX's MaxPool between two transposes."""
+    keys = ("auto_pad", "ceil_mode", "dilations", "kernel_shape", "pads", "strides")
+    attributes = {k: v for k in keys if (v := b.attribute(k)) is not None}
+    y = b.op("MaxPool", _channels(b, b.input(0), True, True), **attributes)
+    b.set_output(_channels(b, y, True, False))
+
+
 @body(f"{MICROSOFT}::QLinearReduceMean")
 def q_mean(b: Body) -> None:
     """Compute the mean over axes, by default all, of a dequantized tensor."""

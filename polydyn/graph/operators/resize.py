@@ -56,6 +56,8 @@ class Axis:
             return x * (self.size - 1), maximum(self.output - 1, 1)
         if mode == "tf_crop_and_resize":
             return self._cropped(x)
+        if mode == "tf_half_pixel_for_nn":
+            return (2 * x + 1) * self.denominator, 2 * self.numerator
         half = (2 * x + 1) * self.denominator - self.numerator
         if mode == "half_pixel_symmetric":
             half = half + self.size * self.numerator - self.output * self.denominator
@@ -80,6 +82,7 @@ class Axis:
 
 MODES = (
     "half_pixel", "half_pixel_symmetric", "pytorch_half_pixel", "align_corners", "asymmetric", "tf_crop_and_resize",
+    "tf_half_pixel_for_nn",
 )  # fmt: skip
 CROP = "tf_crop_and_resize"
 

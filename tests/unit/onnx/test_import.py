@@ -177,6 +177,12 @@ def test_all_unsupported_operators_are_listed_at_once() -> None:
         import_model(model(nodes, X, ["y"]))
 
 
+def test_layouts_of_one_processor_name_the_level_that_has_none() -> None:
+    nodes = [helper.make_node("ReorderInput", ["x"], ["y"], domain="com.microsoft.nchwc")]
+    with pytest.raises(UnsupportedError, match="remedy: save the optimized model at level ORT_ENABLE_EXTENDED, "):
+        import_model(model(nodes, X, ["y"]))
+
+
 def check(m: object, message: str, error: type[PolydynError] = ModelError) -> None:
     with pytest.raises(error, match=message) as e:
         import_model(m)  # type: ignore[arg-type]

@@ -198,6 +198,16 @@ def test_resize_of_a_part(mode: str) -> None:
         check(model, {"x": floats(1, 2, h, w)}, 1e-4)
 
 
+def test_positions_of_tf2onnx_add_half_a_pixel() -> None:
+    attributes = {"mode": "nearest", "coordinate_transformation_mode": "tf_half_pixel_for_nn", "nearest_mode": "floor"}
+    inputs: dict[str, Any] = {"x": ("float32", ("N", 2, "W")), "s": np.array([1, 2, 5]), "e": np.zeros(0, np.float32)}
+    graph = import_model(model_of("Resize", inputs, attributes, 11, names=("x", "e", "e", "s")))
+    for width in (1, 2, 5, 13):
+        x = floats(1, 2, width)
+        places = np.floor((np.arange(5) + 0.5) / (5 / width)).astype(int).clip(0, width - 1)
+        assert np.array_equal(reference.evaluate(graph, {"x": x})["y"], x[:, :, places])
+
+
 @pytest.mark.parametrize("policy", ["not_larger", "not_smaller"])
 def test_resize_that_keeps_proportions(policy: str) -> None:
     attributes = {"mode": "linear", "keep_aspect_ratio_policy": policy, "axes": [2, 3]}
