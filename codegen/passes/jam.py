@@ -12,24 +12,31 @@ from dataclasses import replace
 
 from polydyn.codegen import ir
 from polydyn.codegen.indices import substitute
-from polydyn.schedules.errors import CodegenError
+from polydyn.schedules.errors import CodegenError, Declined
 from polydyn.schedules.expr import Value
 from polydyn.schedules.index import Index
 
 
-def jam(loop: ir.For, copies: int, private: Collection[str], alone: ir.For | None = None) -> ir.Body:
+class _ApartError(Exception):
+    """Iterations cannot run together. Never leaves this file: ``jam`` returns ``Declined``."""
+
+
+def jam(loop: ir.For, copies: int, private: Collection[str], alone: ir.For | None = None) -> ir.Body | Declined:
     """Run ``loop`` as ``copies`` equal ranges of iterations in parallel, then the rest one by one.
 
     The copies are far apart, so that each accesses memory in order: adjacent rows would share pages, in which the
     hardware prefetches only one stream. ``private``: buffers that every iteration has for itself. Copy ``c`` >= 1 uses
-    ``<name>_c<c>`` for them, and for registers. ``alone``: another form of the loop, for the rest. CodegenError: an
+    ``<name>_c<c>`` for them, and for registers. ``alone``: another form of the loop, for the rest. Declined: an
     inner loop or a choice depends on the iteration.
     """
     run = f"{loop.var}_run"
     registers = {n.reg for n in ir.walk(loop.body) if isinstance(n, ir.Def)}
     plain, x, distance = _without_lets(loop.body), Index.of(loop.var), Index.of(run)
     rows = [_renamed(substitute(plain, {loop.var: x + distance * c}), c, registers, private) for c in range(copies)]
-    together = ir.For(loop.var, loop.lo, loop.lo + distance, _merged(rows), loop.kind)
+    try:
+        together = ir.For(loop.var, loop.lo, loop.lo + distance, _merged(rows), loop.kind)
+    except _ApartError as e:
+        return Declined(str(e))
     both = (together, replace(alone or loop, lo=loop.lo + distance * copies))
     return (ir.Let(run, (loop.hi - loop.lo) // copies, both),)
 
@@ -62,6 +69,9 @@ def _renamed(body: ir.Body, copy: int, registers: Collection[str], private: Coll
     return ir.rewrite(ir.map_values(body, value), node) if copy else body
 
 
+_WHAT = {ir.For: "the length of an inner loop", ir.If: "a choice", ir.Mark: "a mark"}
+
+
 def _merged(rows: list[ir.Body]) -> ir.Body:
     """Merge the copies: statements one after another, loops and choices once with the bodies of all copies."""
     out: list[ir.Node] = []
@@ -73,7 +83,7 @@ def _merged(rows: list[ir.Body]) -> ir.Body:
         if not isinstance(first, (ir.For, ir.If, ir.Mark)):
             raise CodegenError(f"{type(first).__name__} inside a loop whose iterations run together")
         if any(_empty(n) != _empty(first) for n in nodes):
-            raise CodegenError(f"{type(first).__name__} depends on the iteration of the loop around it")
+            raise _ApartError(f"{_WHAT[type(first)]} depends on the iteration of the loop around it")
         out.append(ir.with_bodies(first, tuple(_merged(list(b)) for b in zip(*map(ir.bodies, nodes), strict=True))))
     return tuple(out)
 

@@ -131,11 +131,15 @@ class _Split:
 def _innermost(body: ir.Body, var: str, width: int) -> Atom | None:
     """Return a part of a subscript that is not affine in ``var`` although its own arguments are; None: there is none.
 
-    Quotients that change within a vector of ``width`` lanes are no such parts. _NoSegmentsError: it depends on data.
+    Quotients that change within a vector of ``width`` lanes are no such parts. _NoSegmentsError: the part depends on
+    data, or on a name that the body itself binds, such as the iterator of an inner loop.
     """
+    bound = {n.var for n in ir.walk(body) if isinstance(n, (ir.For, ir.Let))}
     for n in ir.walk(body):
         for i in node_indices(n):
             if var in i.symbols() and (found := _part(i, var, width)):
+                if inner := sorted(Index({(found,): 1}).symbols() & bound):
+                    raise _NoSegmentsError(f"{found} depends on {inner[0]}, which the loop {var} binds")
                 return found
     return None
 
