@@ -252,7 +252,7 @@ def test_what_several_conditions_guard_is_not_copied() -> None:
 
 
 def test_loops_that_must_become_vectors_and_do_not_are_an_error() -> None:
-    made = model([node("MatMul", "x z", "y")], {"x": ("float64", ["M", 8]), "z": ("float64", [8, "N"])}, ["y"])
+    made = model([node("MatMul", "x z", "y")], {"x": ("uint32", ["M", 8]), "z": ("uint32", [8, "N"])}, ["y"])
     with pytest.raises(ScheduleError, match="does not become vectors"):
         start(made).vectorize("j0").compile()
 
