@@ -1,4 +1,4 @@
-"""Where the time of a compilation went, as ``polydyn.clock`` measured it. Standard library only."""
+"""The times of a compilation's parts, which ``polydyn.clock`` measures. Standard library only."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Unit:
 
 @dataclass(frozen=True)
 class Timing:
-    """Where the time of a compilation went; ``str()`` is a table. Sections and units are sorted, slowest first.
+    """The times of a compilation's parts; ``str()`` is a table. Sections and units are sorted, slowest first.
 
     Units compile in parallel with the sections, which see only the time spent waiting for them.
     """

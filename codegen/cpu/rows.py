@@ -338,11 +338,11 @@ class NestKernel(Variant):
         """Process ``rows_in_flight`` rows together: the band is coincident, and every row keeps its own locals."""
 
         def f(n: ir.Node) -> ir.Node | ir.Body:
-            return self._together(n, self.rows_in_flight) if isinstance(n, ir.For) and n.var in loops else n
+            return self.run_together(n, self.rows_in_flight) if isinstance(n, ir.For) and n.var in loops else n
 
         return ir.rewrite(body, f)
 
-    def _together(self, loop: ir.For, rows: int, alone: ir.For | None = None) -> ir.Body:
+    def run_together(self, loop: ir.For, rows: int, alone: ir.For | None = None) -> ir.Body:
         """Run ``rows`` iterations of a loop together, or one by one where they differ."""
         made = jam(loop, rows, self._buffered(), alone)
         if isinstance(made, Declined):
@@ -354,7 +354,7 @@ class NestKernel(Variant):
         """Build the rows of a task: two together, or one."""
         (both,), (alone,) = (self.vector_stages(body, n) for n in (ROWS_IN_FLIGHT, 1))
         assert isinstance(both, ir.For) and isinstance(alone, ir.For), "the tree has a loop over the rows of a task"
-        return live_part(self.schedule, "t", self._together(both, ROWS_IN_FLIGHT, alone))
+        return live_part(self.schedule, "t", self.run_together(both, ROWS_IN_FLIGHT, alone))
 
     def vector_tile(self, body: ir.Body) -> ir.Body:
         """Vectorise the tile's loop, and bind the tile's first element and the extent of its live part."""

@@ -68,6 +68,9 @@ static __attribute__((noinline, unused)) hf32 pdc_hload_f32(const f32 *b, i64 i,
   for (i64 l = 0; l < PD_W / 2 && l < n; ++l) v[l] = *(const f32 *)pdc_read(b, i + l * s, sizeof *b, name);
   return v;
 }
+static __attribute__((noinline, unused)) void pdc_hstore_f32(f32 *b, i64 i, hf32 v, const char *name) {
+  for (i64 l = 0; l < PD_W / 2; ++l) { f32 x = v[l]; pdc_write(b, i + l, &x, sizeof x, PDC_KIND(x), name); }
+}
 PD_INLINE void pd_in_memory_f32(const f32 *b, i64 i) { (void)b; (void)i; }
 PD_INLINE void pd_prefetch_f32(const f32 *b, i64 i) { (void)b; (void)i; }
 PD_INLINE void pd_prefetch_far_f32(const f32 *b, i64 i) { (void)b; (void)i; }
@@ -76,6 +79,7 @@ PD_INLINE void pd_prefetch_i32(const i32 *b, i64 i) { (void)b; (void)i; }
 PD_INLINE void pd_prefetch_far_i32(const i32 *b, i64 i) { (void)b; (void)i; }
 
 #define hload_f32(b, i) pdc_hload_f32(b, i, 1, PD_W / 2, #b)
+#define hstore_f32(b, i, v) pdc_hstore_f32(b, i, v, #b)
 #define hloadm_f32(b, i, n) pdc_hload_f32(b, i, 1, n, #b)
 #define hloads_f32(b, i, s, n) pdc_hload_f32(b, i, s, n, #b)
 #define vload_f32(b, i) pdc_vload_f32(b, i, 1, PD_W, #b)

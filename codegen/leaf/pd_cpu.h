@@ -144,6 +144,7 @@ PD_UNZIP(i8, vi8)
 #define vloads_i8 vunzip_i8
 #endif
 PD_INLINE hf32 hload_f32(const f32 *b, i64 i) { hf32 v; memcpy(&v, b + i, sizeof v); return v; }
+PD_INLINE void hstore_f32(f32 *b, i64 i, hf32 v) { memcpy(b + i, &v, sizeof v); }
 PD_INLINE hf32 hloads_f32(const f32 *b, i64 i, i64 s, i64 n) {
   hf32 v = {0};
   for (i64 l = 0; l < PD_W / 2; ++l) if (l < n) v[l] = b[i + l * s];

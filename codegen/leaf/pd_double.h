@@ -29,8 +29,8 @@ PD_INLINE vf64 pd_sign_vf64(vf64 x) {
   return pd_where_vf64(x != x, x, (vf64)s);
 }
 
-/* exp: Cody-Waite reduction by ln 2 in two parts, of which n times the first is exact, and exp's series on
-   [-ln2/2, ln2/2]. 2^n is two factors, so that a denormal result is rounded once. The clamps hand NaN on */
+/* exp: Cody-Waite reduction by ln 2, then exp's series on [-ln2/2, ln2/2]. The product of n and the first part of ln 2
+   is exact. 2^n is two factors, so that a denormal result is rounded once. The clamps hand NaN on */
 PD_INLINE vf64 pd_exp_inline_vf64(vf64 x) {
   const f64 magic = 6755399441055744.0; /* 1.5 * 2^52: the last bit of magic + n is 1 */
   x = pd_where_vf64(x > 710.0, vbcast_f64(710.0), pd_where_vf64(x < -746.0, vbcast_f64(-746.0), x));

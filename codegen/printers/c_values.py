@@ -177,6 +177,9 @@ class ValuePrinter:
             return f"PD_PUT({n.buffer}, {index_text(n.address)}, {x});"
         x = f"vbyte({x})" if dtype == "bool" else x
         t, p = CTYPE[dtype], f"{n.buffer}, {index_text(n.address)}"
+        prefix = self.prefix(n.lanes, dtype)
+        if prefix != "v" and (n.stride != 1 or n.mask is not None or n.stream is not None):
+            raise CodegenError(f"narrow vectors of {dtype} are stored whole and to neighbouring places only")
         if n.stride != 1:
             count = "PD_W" if n.mask is None else index_text(n.mask)
             return f"vstores_{t}({p}, {index_text(n.stride)}, {x}, {count});"
@@ -184,7 +187,7 @@ class ValuePrinter:
             return f"vstorem_{t}({p}, {x}, {index_text(n.mask)});"
         if n.stream is not None and t == "f32":
             return f"vstream_f32({p}, {x}, {index_text(n.stream)});"
-        return f"vstore_{t}({p}, {x});"
+        return f"{prefix}store_{t}({p}, {x});"
 
     def _op(self, v: Op, lanes: int) -> str:
         if v.name == "cast":

@@ -53,6 +53,10 @@ class Body:
         self.asked.add(name)
         return self.node.attribute(name, default)
 
+    def given(self, *names: str) -> dict[str, Any]:
+        """Return the attributes of these names that the node has."""
+        return {name: value for name in names if (value := self.attribute(name)) is not None}
+
     def ignore(self, *names: str) -> None:
         """Mark attributes that change nothing. Attributes that a body neither reads nor ignores are rejected."""
         self.asked.update(names)

@@ -77,8 +77,7 @@ class KernelBuilder(Builder):
         product = self._product(group) if group.kind == "contract" else None
         if isinstance(product, ContractGroup):
             return self._placed(group, product)
-        width = self.target_of(group).width
-        nest = with_blocked_form(self.plan, _settled(lower_nest(self.plan, group)), width)
+        nest = with_blocked_form(self.plan, _settled(lower_nest(self.plan, group)), self.target_of(group).width)
         placed = self._placed(group, nest)
         return placed if product is None else replace(placed, declined=(("product", str(product)), *placed.declined))
 
@@ -100,13 +99,14 @@ class KernelBuilder(Builder):
         return placed
 
     def _product(self, group: FusedGroup) -> ContractGroup | Declined:
+        target = self.target_of(group)
         rounded = self.rounded and group.nodes[0].body.dtype == "float32"
-        vectors = tile_vectors(self.target.core)
-        quads = replace(INT8X4, vectors=1 if self.target.amx else vectors)  # tiles of the unit require single vectors
-        bytes_ = (quads, replace(INT16X2, least=INT8X4.least)) if self.target.quads else (INT16X2,)
+        vectors = tile_vectors(target.core)
+        quads = replace(INT8X4, vectors=1 if target.amx else vectors)  # tiles of the unit require single vectors
+        bytes_ = (quads, replace(INT16X2, least=INT8X4.least)) if target.quads else (INT16X2,)
         kinds = (*bytes_, *((BF16X2,) if rounded else ()))
         form = lower_contract(
-            self.plan, group, self.target_of(group).width, promotion=True, kinds=kinds, shared=self.target.core.shared,
+            self.plan, group, target.width, promotion=True, kinds=kinds, shared=target.core.shared,
             vectors=vectors,
         )  # fmt: skip
         if rounded:

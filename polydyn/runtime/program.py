@@ -329,7 +329,7 @@ class Program:
 
     @property
     def timing(self) -> Timing | None:
-        """Where the time of its compilation went, or of opening it from the cache; None for a program from a file."""
+        """The times of its compilation by part, or of opening it from the cache; None for a program from a file."""
         return None if self.read_timing is None else self.read_timing()
 
     @property

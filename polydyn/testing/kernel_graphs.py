@@ -18,9 +18,9 @@ from polydyn.testing.halves import rounded
 
 GRAPHS: dict[str, tuple[str, str]] = {
     "products": (
-        "float[M, 64] x, float[B, M, K] p, float[B, K, 20] q, float[1, 300] one",
+        "float[M, 64] x, float[B, M, K] p, float[B, K, 20] q, float[1, 300] one, float[M, 300] z",
         "a = MatMul (x, w64_48) a1 = Add (a, v48) o0 = Relu (a1) o1 = MatMul (p, q) o2 = MatMul (one, w300_33) "
-        "h = Mul (x, x) o3 = MatMul (h, w64_3) o4 = Gemm <transA = 1> (x, x)",
+        "h = Mul (x, x) o3 = MatMul (h, w64_3) o4 = Gemm <transA = 1> (x, x) o5 = MatMul (z, w300_56)",
     ),
     "words": (
         "float[M, 64] x, float[N, 16, H, 9] c",

@@ -313,7 +313,7 @@ def test_a_convolution_of_an_empty_slice_is_padding() -> None:
     np.testing.assert_array_equal(got, np.zeros((4, 2, 1), np.float32))
 
 
-SHIFTED = """<ir_version: 8, opset_import: ["" : 17]>
+SHIFT_MODEL = """<ir_version: 8, opset_import: ["" : 17]>
 g (float[B,L,K] q) => (float[B,L,K] y)
 <int64[1] two = {2}, int64[1] one = {1}, int64[1] end = {9223372036854775807}, int64[6] p = {0,0,1,0,0,0},
  int64[1] zero = {0}, int64 d = {0}> {
@@ -330,7 +330,7 @@ g (float[B,L,K] q) => (float[B,L,K] y)
   t = Trilu<upper=0>(v, d)
   y = Softmax<axis=-1>(t)
 }"""
-REPEATED = """<ir_version: 10, opset_import: ["" : 21]>
+REPETITION_MODEL = """<ir_version: 10, opset_import: ["" : 21]>
 g (float[B,2,L] q) => (float[B,2,P] y)
 <int64[6] a = {0,0,2,0,0,1}, int64[6] b = {0,0,1,0,0,0}, int64[1] three = {3}, int64[4] e = {1,1,1,3},
  int64[3] r = {0,0,-1}> {
@@ -345,7 +345,10 @@ g (float[B,2,L] q) => (float[B,2,P] y)
 
 @pytest.mark.parametrize(
     ("text", "shapes"),
-    [(SHIFTED, ((1, 1, 1), (2, 5, 7), (3, 8, 8), (2, 9, 70))), (REPEATED, ((1, 2, 7), (2, 2, 9), (1, 2, 30)))],
+    [
+        (SHIFT_MODEL, ((1, 1, 1), (2, 5, 7), (3, 8, 8), (2, 9, 70))),
+        (REPETITION_MODEL, ((1, 2, 7), (2, 2, 9), (1, 2, 30))),
+    ],
     ids=["rows of lengths that differ", "a run that an inner loop moves"],
 )
 def test_loops_whose_parts_cannot_be_split_are_left_whole(text: str, shapes: tuple[tuple[int, ...], ...]) -> None:

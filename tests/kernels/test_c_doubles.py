@@ -17,8 +17,8 @@ LEAF = ROOT / "codegen" / "leaf"
 TARGETS = {16: "cpu:avx512", 8: "cpu:avx512", 4: "cpu:avx2"}
 """Lanes -> target. 8 and 4 are the lanes of kernels of float64; 16 is a vector of two registers."""
 BOUNDS = {"exp": 1.0, "sigmoid": 2.5}
-EXACT = {"sqrt": np.sqrt, "floor": np.floor, "ceil": np.ceil, "rint": np.rint, "abs": np.abs, "sign": np.sign}
-TWO = {"max": np.maximum, "min": np.minimum}
+UNARY = {"sqrt": np.sqrt, "floor": np.floor, "ceil": np.ceil, "rint": np.rint, "abs": np.abs, "sign": np.sign}
+BINARY = {"max": np.maximum, "min": np.minimum}
 SPECIAL = (np.nan, np.inf, -np.inf, 0.0, -0.0, 5e-324, -5e-324, 2.0**-1022, 709.7827, 709.7828, -745.13, -745.14, 2.5)
 
 
@@ -36,8 +36,8 @@ def library(width: int, folder: Path) -> ctypes.CDLL:
     if "avx512" in target and "avx512f" not in Path("/proc/cpuinfo").read_text():
         pytest.skip("this machine has no AVX-512")
     text = f'#define PD_W {width}\n#include "pd_cpu.h"\n#define EXPORT __attribute__((visibility("default")))\n'
-    for name in (*BOUNDS, *EXACT, *TWO):
-        again = ", vload_f64(x, n - PD_W - i)" if name in TWO else ""
+    for name in (*BOUNDS, *UNARY, *BINARY):
+        again = ", vload_f64(x, n - PD_W - i)" if name in BINARY else ""
         text += (
             f"EXPORT void test_{name}(const f64 *x, f64 *y, i64 n) {{\n"
             f"  for (i64 i = 0; i < n; i += PD_W) vstore_f64(y, i, pd_{name}_vf64(vload_f64(x, i){again}));\n}}\n"
@@ -79,9 +79,9 @@ def test_functions_are_within_a_few_units(width: int, tmp_path: Path) -> None:
         for name, bound in BOUNDS.items():
             apart = ulps(called(c[f"test_{name}"], x), truth(name, x))
             assert apart.max() <= bound, f"{name} of {x[apart.argmax()]!r}: {apart.max()} ulp"
-        for name, exact in EXACT.items():
+        for name, exact in UNARY.items():
             np.testing.assert_array_equal(called(c[f"test_{name}"], x), exact(x), name)
-        for name, exact in TWO.items():
+        for name, exact in BINARY.items():
             other = x.reshape(-1, width)[::-1].ravel()
             np.testing.assert_array_equal(called(c[f"test_{name}"], x), exact(x, other), name)
 

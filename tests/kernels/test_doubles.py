@@ -22,7 +22,7 @@ from tests.support.tiny import model, node
 
 TOLERANCE = 1e-12
 LANES = {"cpu:avx2": 4, "cpu:avx512": 8, "cpu:neon": 4}
-CHECKED = (
+CHECKED_GROUPS = (
     "linear", "choices", "depthwise", "maxima of columns",
     slow("computed operands"), slow("softmax"), slow("convolution"), slow("padding"),
 )  # fmt: skip
@@ -62,7 +62,7 @@ SIZES = ({}, {"M": 1, "N": 1, "L": 1, "B": 1, "H": 2, "W": 2}, {"M": 0}, {"M": 3
 USUAL = {"M": 6, "N": 47, "L": 12, "B": 2, "H": 7, "W": 8}
 
 
-def made(name: str) -> Any:
+def model_of(name: str) -> Any:
     """Return the model of a group."""
     nodes, inputs, constants = GROUPS[name]
     return model(nodes, {n: ("float64", s) for n, s in inputs.items()}, ["o"], constants, opset=17)
@@ -80,13 +80,15 @@ def inputs_of(name: str, sizes: dict[str, int]) -> dict[str, np.ndarray]:
     return out
 
 
-RARE = ("one column", "transposed", "softmax of columns", "transposition", "positions", "integers", "strides", "pool")
+SLOW_GROUPS = (
+    "one column", "transposed", "softmax of columns", "transposition", "positions", "integers", "strides", "pool",
+)  # fmt: skip
 
 
-@pytest.mark.parametrize("name", [slow(n) if n in RARE else n for n in GROUPS])
+@pytest.mark.parametrize("name", [slow(n) if n in SLOW_GROUPS else n for n in GROUPS])
 def test_groups_are_right_at_all_sizes(name: str) -> None:
-    program = polydyn.compile(made(name), threads=1)
-    reference = ReferenceEvaluator(made(name))
+    program = polydyn.compile(model_of(name), threads=1)
+    reference = ReferenceEvaluator(model_of(name))
     for sizes in SIZES:
         inputs = inputs_of(name, sizes)
         with np.errstate(all="ignore"):
@@ -100,7 +102,7 @@ def test_groups_are_right_at_all_sizes(name: str) -> None:
 @pytest.mark.parametrize("target", LANES)
 @pytest.mark.parametrize("name", ["linear", "softmax", "depthwise", "maps"])
 def test_kernels_have_vectors_that_are_one_register(name: str, target: str) -> None:
-    plan = plan_program(made(name), target=target)
+    plan = plan_program(model_of(name), target=target)
     for kernel in plan.kernels:
         assert "vload_f64" in kernel.text
         assert kernel.lanes == (LANES[target] if target != "cpu:neon" else 0)
@@ -118,9 +120,9 @@ def test_only_kernels_of_float64_have_fewer_lanes() -> None:
     np.testing.assert_allclose(polydyn.compile(mixed).run({"x": x, "y": y})["o"], expected, 1e-5, 1e-6)
 
 
-@pytest.mark.parametrize("name", CHECKED)
+@pytest.mark.parametrize("name", CHECKED_GROUPS)
 def test_every_access_is_checked(name: str) -> None:
-    checked, program = CheckedProgram(plan_program(made(name))), polydyn.compile(made(name))
+    checked, program = CheckedProgram(plan_program(model_of(name))), polydyn.compile(model_of(name))
     for sizes in SIZES[:2]:
         inputs = inputs_of(name, sizes)
         np.testing.assert_array_equal(checked.run(inputs)["o"], program.run(inputs)["o"])
@@ -130,7 +132,7 @@ def test_every_access_is_checked(name: str) -> None:
 def test_every_pass_keeps_what_a_kernel_computes(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("POLYDYN_VERIFY", "2")
     for target in ("cpu:avx2", "cpu:avx512"):
-        assert plan_program(made(name), target=target).kernels
+        assert plan_program(model_of(name), target=target).kernels
 
 
 @pytest.mark.parametrize("name", ["bert_tiny", slow("resnet_tiny"), slow("gpt2_past_tiny"), slow("vit_hw_tiny")])
@@ -153,7 +155,7 @@ def test_every_group_is_the_reference_s() -> None:
 
 
 def test_a_program_is_built_again_from_its_sources(tmp_path: Path) -> None:
-    program, inputs = polydyn.compile(made("linear"), threads=1), inputs_of("linear", {})
+    program, inputs = polydyn.compile(model_of("linear"), threads=1), inputs_of("linear", {})
     program.save(tmp_path / "d.polydyn")
     again = polydyn.load(tmp_path / "d.polydyn", trust="sources")
     np.testing.assert_array_equal(again.run(inputs)["o"], program.run(inputs)["o"])

@@ -90,8 +90,7 @@ def activated(b: Body, x: str, like: str, kind: str, parameters: Any) -> str:
 @body(f"{MICROSOFT}::FusedConv")
 def fused_conv(b: Body) -> None:
     """Expand to a convolution, plus Z if present, and an activation."""
-    keys = ("auto_pad", "dilations", "group", "kernel_shape", "pads", "strides")
-    attributes = {k: v for k in keys if (v := b.attribute(k)) is not None}
+    attributes = b.given("auto_pad", "dilations", "group", "kernel_shape", "pads", "strides")
     x = b.op("Conv", *filter(None, (b.input(0), b.input(1), b.input(2))), **attributes)
     x = b.op("Add", x, b.input(3)) if b.input(3) else x
     b.set_output(activated(b, x, b.input(0), b.attribute("activation", ""), b.attribute("activation_params", ())))
@@ -100,8 +99,7 @@ def fused_conv(b: Body) -> None:
 @body(f"{MICROSOFT}::FusedGemm")
 def fused_gemm(b: Body) -> None:
     """Expand to a Gemm and an activation."""
-    keys = ("alpha", "beta", "transA", "transB")
-    attributes = {k: v for k in keys if (v := b.attribute(k)) is not None}
+    attributes = b.given("alpha", "beta", "transA", "transB")
     x = b.op("Gemm", *filter(None, b.node.inputs), **attributes)
     parameters = [b.attribute(f"activation_{k}") for k in ("alpha", "beta", "gamma")]
     kind = b.attribute("activation", "")
@@ -210,7 +208,7 @@ def _embedded(b: Body, read: Callable[[int, str], str], where: str) -> str:
 @body(f"{MICROSOFT}::GridSample")
 def grid_sample(b: Body) -> None:
     """Expand to ONNX's GridSample of opset 16, which has the same names of modes."""
-    attributes = {k: v for k in ("align_corners", "mode", "padding_mode") if (v := b.attribute(k)) is not None}
+    attributes = b.given("align_corners", "mode", "padding_mode")
     b.set_output(b.ops("GridSample", 1, b.input(0), b.input(1), opset=16, **attributes)[0])
 
 

@@ -24,8 +24,7 @@ def bias_add(b: Body) -> None:
 @body(f"{MICROSOFT}::NhwcConv")
 def nhwc_conv(b: Body) -> None:
     """Expand to a convolution between two transposes. The weight is [M, kernel height, kernel width, C / group]."""
-    keys = ("auto_pad", "dilations", "group", "kernel_shape", "pads", "strides")
-    attributes = {k: v for k in keys if (v := b.attribute(k)) is not None}
+    attributes = b.given("auto_pad", "dilations", "group", "kernel_shape", "pads", "strides")
     maps = [b.op("Transpose", b.input(k), perm=TO_FIRST_AXIS) for k in (0, 1)]
     y = b.op("Conv", *maps, *filter(None, (b.input(2),)), **attributes)
     b.set_output(b.op("Transpose", y, perm=TO_LAST_AXIS))

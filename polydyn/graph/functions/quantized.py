@@ -104,8 +104,7 @@ def _channels(b: Body, x: str, last: bool, forward: bool) -> str:
 @body(f"{MICROSOFT}::QLinearAveragePool")
 def q_average_pool(b: Body) -> None:
     """Compute the mean of each window of a dequantized tensor."""
-    keys = ("auto_pad", "ceil_mode", "count_include_pad", "kernel_shape", "pads", "strides")
-    attributes = {k: v for k in keys if (v := b.attribute(k)) is not None}
+    attributes = b.given("auto_pad", "ceil_mode", "count_include_pad", "kernel_shape", "pads", "strides")
     last = bool(b.attribute("channels_last", 0))
     x = _channels(b, dequantized(b, 0), last, True)
     b.set_output(_channels(b, quantized(b, b.op("AveragePool", x, **attributes), 3), last, False))
@@ -122,8 +121,7 @@ def q_global_average_pool(b: Body) -> None:
 @body(f"{MICROSOFT}::QLinearConv")
 def q_conv(b: Body) -> None:
     """Expand to ONNX's QLinearConv. With channels last the map is transposed, the weight is not."""
-    keys = ("auto_pad", "dilations", "group", "kernel_shape", "pads", "strides")
-    attributes = {k: v for k in keys if (v := b.attribute(k)) is not None}
+    attributes = b.given("auto_pad", "dilations", "group", "kernel_shape", "pads", "strides")
     last = bool(b.attribute("channels_last", 0))
     x, *others = (b.input(k) for k in range(len(b.node.inputs)))
     y = b.op("QLinearConv", _channels(b, x, last, True), *filter(None, others), **attributes)
@@ -133,8 +131,7 @@ def q_conv(b: Body) -> None:
 @body(f"{MICROSOFT}::NhwcMaxPool")
 def nhwc_max_pool(b: Body) -> None:
     """Expand to ONNX's MaxPool between two transposes."""
-    keys = ("auto_pad", "ceil_mode", "dilations", "kernel_shape", "pads", "strides")
-    attributes = {k: v for k in keys if (v := b.attribute(k)) is not None}
+    attributes = b.given("auto_pad", "ceil_mode", "dilations", "kernel_shape", "pads", "strides")
     y = b.op("MaxPool", _channels(b, b.input(0), True, True), **attributes)
     b.set_output(_channels(b, y, True, False))
 

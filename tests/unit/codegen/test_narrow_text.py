@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Any
+
 import pytest
 
-from polydyn.codegen.ir import Broadcast, FlatLoad, Reg
+from polydyn.codegen.ir import Broadcast, FlatLoad, Reg, Store
 from polydyn.codegen.printers.c_values import ValuePrinter
 from polydyn.schedules.errors import CodegenError
 from polydyn.schedules.expr import op
@@ -28,3 +31,13 @@ def test_functions_are_evaluated_in_whole_vectors_and_cut() -> None:
 def test_there_are_no_narrow_conditions() -> None:
     with pytest.raises(CodegenError, match="no narrow vectors of bool"):
         PRINTER.text(op("lt", ROW, COLUMN), 8)
+
+
+def test_narrow_vectors_are_stored_whole_to_neighbouring_places() -> None:
+    """Sums in blocks store narrow sums: the text stored half a vector as a whole one, which gcc rejects."""
+    narrow = Store("b", Index.of("k"), Reg("float32", "t", 8), lanes=8)
+    assert PRINTER.store(narrow) == "hstore_f32(b, k, t);"
+    forms: tuple[dict[str, Any], ...] = ({"stride": Index.of(2)}, {"mask": Index.of("n")})
+    for form in forms:
+        with pytest.raises(CodegenError, match="stored whole"):
+            PRINTER.store(replace(narrow, **form))
