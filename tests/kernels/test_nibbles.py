@@ -71,7 +71,7 @@ def bytes_of(plan: HostPlan) -> int:
     return sum(a.nbytes for a in plan.constants.values())
 
 
-@pytest.mark.parametrize(("zeros", "target"), [(False, targets()[-1]), (True, targets()[0])])
+@pytest.mark.parametrize(("zeros", "target"), [pytest.param(False, targets()[-1], id="widest"), (True, targets()[0])])
 def test_they_are_decoded_in_registers_for_few_rows_and_in_panels_for_many(zeros: bool, target: str) -> None:
     n, k, block = 50, 96, 32
     plan = agrees(packed(n, k, block, zeros, bias=True), target)
@@ -89,7 +89,7 @@ def test_blocks_of_any_whole_number_of_words() -> None:
 
 
 @pytest.mark.parametrize(("zeros", "high", "target"), [
-    (False, 255, targets()[-1]), (True, 255, targets()[0]), (False, 247, targets()[0]),
+    pytest.param(False, 255, targets()[-1], id="widest"), (True, 255, targets()[0]), (False, 247, targets()[0]),
 ])  # fmt: skip
 def test_weights_of_8_bits_are_two_digits(zeros: bool, high: int, target: str) -> None:
     """Bytes up to 247 are digits without an offset."""

@@ -401,7 +401,7 @@ def test_attentions_with_long_epilogues(target: str) -> None:
         nearly(program.run(f)[y], reference.evaluate(graph, f)[y], 0.03, 0.05)
 
 
-@pytest.mark.parametrize(("columns", "target"), [(3, targets()[0]), (50, targets()[-1])])
+@pytest.mark.parametrize(("columns", "target"), [(3, targets()[0]), pytest.param(50, targets()[-1], id="widest")])
 def test_long_epilogues(columns: int, target: str) -> None:
     """A value that is read twice is one register; columns that fill tiles and others; two outputs of one product.
 

@@ -38,7 +38,10 @@ def quantized_model(
 
 
 def targets() -> list[str]:
-    """Return the targets whose code this machine can run."""
+    """Return the targets whose code this machine can run.
+
+    Cases with the last one have an id without its name, because tests/rare_cases.txt lists ids.
+    """
     return ["cpu:avx2", *(["cpu:avx512"] if "avx512bw" in machine_features() else [])]
 
 
