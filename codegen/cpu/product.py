@@ -199,6 +199,7 @@ class ContractKernel(Variant):
         """Build a switch over exact row counts and, inside it, over live columns, around outlined micro-kernels."""
         tm, tile = self.schedule.map, self.tile
         first, following = (tm.origin("i", V(c("i")) + n) for n in (0, 1))
+        tile.in_pieces = self.few_functions
         tile.turn(body)
         kernel = tile.micro_kernels(body)
 
@@ -207,9 +208,10 @@ class ContractKernel(Variant):
             return variants(tile.live_columns(), {c: kernel(r, c) for c in tile.column_cases()}, f"{self.name}_{r}")
 
         rows = tile.row_cases()
-        if self.few_functions:
+        if tile.in_pieces:
             cases = in_pieces(rows, first, lambda start, r: (Let(FIRST_ROW, start, columns(r)),))
-            switch: Body = variants(following - first, cases)
+            switch: Body = tile.finished(variants(following - first, cases), body, following - V(RUN_FIRST))
+            switch = (Let(RUN_FIRST, first, switch),) if tile.long and not tile.across else switch
         else:
             switch = variants(tile.live_case(), {r: columns(r) for r in rows})
             switch = (Let(FIRST_ROW, first, tile.finished(switch, body, following - V(FIRST_ROW))),)
@@ -227,7 +229,7 @@ class ContractKernel(Variant):
         row of the tile.
         """
         panel = (self.product.steps * self.product.inner_steps * self.plan.columns).constant
-        return panel is not None and panel <= SHORT_PANEL and (bool(self.tile.across) or not self.tile.long)
+        return panel is not None and panel <= SHORT_PANEL
 
     def runs(self, body: Body) -> Body:
         """Build runs of row tiles, if results are contiguous along rows."""

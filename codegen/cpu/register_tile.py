@@ -83,6 +83,7 @@ class RegisterTile:
         self.dtype = product.accumulation.value.dtype
         self.copies: Copies = {}
         self.across: Body = ()
+        self.in_pieces = False
         self.results: tuple[Store, ...] = ()
         self.waiting = self.dtype
         self.planes: tuple[FlatLoad, ...] = ()
@@ -153,7 +154,7 @@ class RegisterTile:
             return table | {s.name: done(s) for s in x.group.epilogues}
         table |= {s.name: lambda at: () for s in x.group.epilogues}
         first = x.group.epilogues[0]
-        before = (V(FIRST_ROW) - RUN_FIRST) * self.plan.columns if self.across else ZERO
+        before = (V(FIRST_ROW) - RUN_FIRST) * self.plan.columns if self.across or self.in_pieces else ZERO
 
         def wait(at: Mapping[str, Index]) -> Body:
             value = local(first.name, at)
@@ -186,7 +187,7 @@ class RegisterTile:
         """
         if not self.long or self.across:
             return tile
-        stores, when = self._epilogue_stores(micro, V(ROW))
+        stores, when = self._epilogue_stores(micro, V(ROW) + RUN_FIRST - FIRST_ROW if self.in_pieces else V(ROW))
         sizes = self.plan.rows, self.plan.columns, self.plan.lanes
         return finished(tile, (self.sums, self.dtype), stores, when, rows, self.stored_columns(), sizes)
 

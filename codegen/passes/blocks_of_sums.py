@@ -64,6 +64,8 @@ def _most_steps(body: ir.Body) -> int | None:
 
 def _lengths(body: ir.Body) -> Iterator[int | None]:
     for n in body:
+        if isinstance(n, ir.For) and not any(isinstance(x, ir.Set) for x in ir.walk(n.body)):
+            continue  # it prefetches
         if isinstance(n, ir.For):
             trips, inner = (n.hi - n.lo).constant, _most_steps(n.body)
             yield None if trips is None or inner is None else trips * inner

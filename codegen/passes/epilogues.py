@@ -1,10 +1,10 @@
 """Long epilogues: a loop over a register tile in memory computes the results from its sums.
 
 A micro-kernel is unrolled for every number of live rows and of live columns, with its epilogue for each of its vectors:
-hundreds of copies, which keep a few operations in registers. A chain of quantizations is many operations. Its copies
-would be nearly all of a kernel's text and of its compile time, and would save only a store and a load compared with
-much longer work. So micro-kernels store their sums in a tile on the stack, and one loop over its live part does the
-rest.
+hundreds of copies, which keep a few operations in registers. A chain of quantizations is many operations, and a gate
+calls a function. Their copies would be nearly all of a kernel's text and of its compile time, and would save only a
+store and a load compared with much longer work. So micro-kernels store their sums in a tile on the stack, and one loop
+over its live part does the rest.
 """
 
 from __future__ import annotations
@@ -25,8 +25,11 @@ from polydyn.codegen.ir import (
     Let,
     Node,
     Reg,
+    Set,
     Store,
     bodies,
+    map_values,
+    rewrite,
     walk_value,
 )  # fmt: skip
 from polydyn.codegen.ir import walk as walk_body
@@ -40,16 +43,22 @@ from polydyn.schedules.tree.names import e
 
 MOST_OPERATIONS = 28
 """Maximum operations of all epilogues of a tile that are unrolled for every register."""
+CALLED = frozenset((
+    "exp", "expm1", "log", "log1p", "sigmoid", "tanh", "erf", "erfc", "pow", "fmod", "mod",
+    "sin", "cos", "tan", "asin", "acos", "atan", "atan2", "sinh", "cosh", "asinh", "acosh", "atanh",
+))  # fmt: skip
+"""Operations that are calls of leaf functions. A call saves all vector registers, so the sums of a tile go to memory
+anyway."""
 ROW, COLUMN, COLUMNS = e("i"), e("j"), e("n")
 """The loops over rows and over vectors of columns of a finished tile, and the number of its live columns."""
 
 
 def is_long(epilogues: Iterable[Statement]) -> bool:
-    """Whether epilogues have too many operations to be unrolled for every register.
-
-    Operations on numbers do not count.
+    """Whether epilogues are a loop after the tile: they call a function, or have too many operations to be unrolled for
+    every register. Operations on numbers do not count.
     """
-    return sum(isinstance(v, Op) and bool(symbols_of(v)) for s in epilogues for v in walk(s.value)) > MOST_OPERATIONS
+    found = [v for s in epilogues for v in walk(s.value) if isinstance(v, Op) and symbols_of(v)]
+    return len(found) > MOST_OPERATIONS or any(v.name in CALLED for v in found)
 
 
 def instances(body: Body, names: Collection[str]) -> tuple[list[Inst], tuple[Compare, ...]]:
@@ -96,12 +105,16 @@ def finished(
     (whole,) = vectorise_tile(nest, COLUMN, lanes)
     (part,) = vectorise_tile(nest, COLUMN, lanes, mask_extent=Index.of(COLUMNS))
     assert isinstance(whole, For) and isinstance(part, For)
-    inside: Body = whole.body
     live = columns.constant
-    if live is None or live % lanes:
+    if live is not None and live % lanes == 0:  # a copy for each vector: what is the same in all rows is hoisted
+        loop: Body = tuple(
+            For(COLUMN, Index.of(k), Index.of(k + 1), _renamed(whole.body, f"_{k}"), "vector")
+            for k in range(live // lanes)
+        )
+    else:
         rest = Index.of(COLUMNS) - Index.of(COLUMN) * lanes
-        inside = (If((Compare(">=", rest, Index.of(lanes)),), inside, part.body),)
-    loop: Body = (For(COLUMN, ZERO, Index.of(COLUMNS).ceildiv(lanes), inside, "vector"),)
+        inside = (If((Compare(">=", rest, Index.of(lanes)),), whole.body, part.body),)
+        loop = (For(COLUMN, ZERO, Index.of(COLUMNS).ceildiv(lanes), inside, "vector"),)
     loop = (Let(COLUMNS, columns, (For(ROW, ZERO, rows, loop),)),)
     loop = (If(when, loop),) if when else loop
     return (Alloc(*memory, Index.of(most * wide), "stack", (*tile, *loop)),)
@@ -124,6 +137,18 @@ def finished_across(
     if any(isinstance(v, FlatLoad) and v.buffer == memory[0] for v in whole):
         return Declined("sums are read lane by lane")
     return (Let(COLUMNS, columns, blocks),)
+
+
+def _renamed(body: Body, suffix: str) -> Body:
+    """Return a body whose registers have names with a suffix."""
+
+    def part(v: Value) -> Value:
+        return replace(v, name=v.name + suffix) if isinstance(v, Reg) else v
+
+    def node(n: Node) -> Node:
+        return replace(n, reg=n.reg + suffix) if isinstance(n, (Def, Set)) else n
+
+    return rewrite(map_values(body, part), node)
 
 
 def _shared(stores: Sequence[Store]) -> Body:

@@ -115,7 +115,8 @@ class Bowl(Machine):
     def seconds(self, tiles: Sequence[Tile], shape: Mapping[str, int], turns: int = 1) -> list[float]:
         self.measurements += 1
         self.tried |= set(tiles)
-        far = [sum(abs(math.log(v / self.best[n])) for n, v in self.task.parameters(t).items()) for t in tiles]
+        numbers = [self.task.parameters(t).items() for t in tiles]  # some are 0 on some processors
+        far = [sum(abs(math.log((1 + v) / (1 + self.best[n]))) for n, v in x) for x in numbers]
         return [1e-6 * (1 + x) for x in far]
 
 
