@@ -116,6 +116,7 @@ class MatrixKernel(ContractKernel):
 
     tile_kind = MatrixTiles
     streams = False
+    few_functions = False
 
     @staticmethod
     def refusal(x: Contraction, fill: bool) -> Declined | None:

@@ -43,8 +43,6 @@ static pdc_region *find(const void *b, const char *name) {
     if (now.local[k].data == b && !strcmp(now.local[k].name, name)) return &now.local[k];
   for (i64 k = 0; k < now.buffers; ++k)
     if (now.buffer[k].data == b) return &now.buffer[k];
-  for (i64 k = now.locals - 1; k >= 0; --k) /* a function that kernels share has names of its own */
-    if (now.local[k].data == b) return &now.local[k];
   fail("%s is not a buffer of this launch", name);
   return NULL;
 }

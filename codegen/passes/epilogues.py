@@ -25,11 +25,8 @@ from polydyn.codegen.ir import (
     Let,
     Node,
     Reg,
-    Set,
     Store,
     bodies,
-    map_values,
-    rewrite,
     walk_value,
 )  # fmt: skip
 from polydyn.codegen.ir import walk as walk_body
@@ -105,16 +102,12 @@ def finished(
     (whole,) = vectorise_tile(nest, COLUMN, lanes)
     (part,) = vectorise_tile(nest, COLUMN, lanes, mask_extent=Index.of(COLUMNS))
     assert isinstance(whole, For) and isinstance(part, For)
+    inside: Body = whole.body
     live = columns.constant
-    if live is not None and live % lanes == 0:  # a copy for each vector: what is the same in all rows is hoisted
-        loop: Body = tuple(
-            For(COLUMN, Index.of(k), Index.of(k + 1), _renamed(whole.body, f"_{k}"), "vector")
-            for k in range(live // lanes)
-        )
-    else:
+    if live is None or live % lanes:
         rest = Index.of(COLUMNS) - Index.of(COLUMN) * lanes
-        inside = (If((Compare(">=", rest, Index.of(lanes)),), whole.body, part.body),)
-        loop = (For(COLUMN, ZERO, Index.of(COLUMNS).ceildiv(lanes), inside, "vector"),)
+        inside = (If((Compare(">=", rest, Index.of(lanes)),), inside, part.body),)
+    loop: Body = (For(COLUMN, ZERO, Index.of(COLUMNS).ceildiv(lanes), inside, "vector"),)
     loop = (Let(COLUMNS, columns, (For(ROW, ZERO, rows, loop),)),)
     loop = (If(when, loop),) if when else loop
     return (Alloc(*memory, Index.of(most * wide), "stack", (*tile, *loop)),)
@@ -137,18 +130,6 @@ def finished_across(
     if any(isinstance(v, FlatLoad) and v.buffer == memory[0] for v in whole):
         return Declined("sums are read lane by lane")
     return (Let(COLUMNS, columns, blocks),)
-
-
-def _renamed(body: Body, suffix: str) -> Body:
-    """Return a body whose registers have names with a suffix."""
-
-    def part(v: Value) -> Value:
-        return replace(v, name=v.name + suffix) if isinstance(v, Reg) else v
-
-    def node(n: Node) -> Node:
-        return replace(n, reg=n.reg + suffix) if isinstance(n, (Def, Set)) else n
-
-    return rewrite(map_values(body, part), node)
 
 
 def _shared(stores: Sequence[Store]) -> Body:

@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from polydyn.codegen.ir import Body, Compare, Def, FlatLoad, For, If, Let, Reg, Set, Store, walk
+from polydyn.codegen.ir import Body, Call, Compare, Def, FlatLoad, For, If, Let, Pointer, Reg, Set, Store, walk
 from polydyn.codegen.passes.blocks_of_sums import IN_MEMORY, STEPS, sum_in_blocks
 from polydyn.schedules.expr import const
 from polydyn.schedules.index import ZERO, Index
@@ -94,3 +94,12 @@ def test_blocks_are_nearer_to_the_sum() -> None:
     whole = tile((For("k", ZERO, V("n"), added(V("k"))),))
     one, many = (abs(result(b, x, n)[:LANES] - exact).mean() for b in (whole, sum_in_blocks(whole, "total")))
     assert many < one / 2
+
+
+def test_loops_that_only_prefetch_are_no_steps() -> None:
+    """Products whose panels come from memory had sums without blocks: the number of prefetched lines is no number."""
+    prefetch = For("line", ZERO, V("lines"), (Call("pd_prefetch_f32", (Pointer("float32", "x", V("line")),)),))
+    loop = For("k", ZERO, V(40), (prefetch, For("j", ZERO, V(4), added(V("k") * 4 + V("j")))))
+    made = sum_in_blocks(tile((loop,)), "total", steps=16)
+    blocks = [n for n in walk(made) if isinstance(n, For) and n.var == "k_block"]
+    assert [int(n.hi) for n in blocks] == [10], "four trips of four steps"
