@@ -19,7 +19,7 @@ class BuildWithObjects(build_py):
         super().run()
         package = HERE if self.editable_mode else HERE / self.build_lib
         subprocess.run(
-            [sys.executable, "-m", "polydyn.build.package_objects", package / "polydyn" / "build" / "compiled"],
+            [sys.executable, "-m", "polydyn.program.package_objects", package / "polydyn" / "build" / "compiled"],
             cwd=HERE, env={**os.environ, "PYTHONPATH": str(HERE)}, check=False,
         )  # fmt: skip
 

@@ -71,6 +71,6 @@ def load(path: str | os.PathLike[str], *, threads: int | None = None, trust: str
     if trust == CODE:
         return open_program(read_artifact(checked), threads=threads)
     with needing_packages('polydyn.load(trust="sources")'):
-        from polydyn.program.from_sources import rebuilt  # the only use of a compiler here
+        from polydyn.runtime.from_sources import rebuilt  # the only use of a compiler here
 
     return open_program(rebuilt(read_artifact(checked, check_machine=False), str(path)), threads=threads)

@@ -17,11 +17,11 @@ from polydyn import compiler
 from polydyn.build.cache import FileCache, digest, write_atomically
 from polydyn.build.compiler import Building, build_library, compile_flags, find_compiler, included, required_features
 from polydyn.build.features import available_cores, data_cache, machine_features
-from polydyn.build.package_objects import OBJECTS
 from polydyn.codegen.cpu.target import leaf_headers
 from polydyn.errors import BuildError
 from polydyn.graph.expand import import_parts
 from polydyn.graph.ir import Graph
+from polydyn.program.package_objects import OBJECTS
 from polydyn.runtime.c import sources
 from tests.support.paths import ROOT
 from tests.support.tiny import model, node
@@ -62,7 +62,7 @@ def test_objects_of_the_package_are_not_compiled_again(
 ) -> None:
     """The folder is filled by an interpreter without other packages, as in the environment of a build."""
     folder = cache / "compiled"
-    command = [sys.executable, "-S", "-m", "polydyn.build.package_objects", folder]
+    command = [sys.executable, "-S", "-m", "polydyn.program.package_objects", folder]
     subprocess.run(command, check=True, cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)})
     if damaged:
         for entry in (folder / "objects").iterdir():
@@ -77,7 +77,7 @@ def test_objects_of_the_package_are_not_compiled_again(
 
 
 def test_a_package_is_installed_without_a_compiler(cache: Path) -> None:
-    command = [sys.executable, "-m", "polydyn.build.package_objects", cache / "compiled"]
+    command = [sys.executable, "-m", "polydyn.program.package_objects", cache / "compiled"]
     done = subprocess.run(command, cwd=ROOT, env={**os.environ, "CC": "/nowhere/cc"}, capture_output=True, text=True)
     assert done.returncode == 0 and "compiled at first starts: no C compiler" in done.stderr
     off = subprocess.run(command, cwd=ROOT, env={**os.environ, OBJECTS: "0"}, capture_output=True, text=True)

@@ -14,8 +14,8 @@ from click.testing import CliRunner, Result
 import polydyn
 from polydyn.cli import main
 from polydyn.errors import ArtifactError, InputError
-from polydyn.program.from_sources import _checked
 from polydyn.runtime.artifact import Artifact, read_artifact, write_artifact
+from polydyn.runtime.from_sources import _checked
 from tests.support.tiny import model, node
 
 X = np.linspace(-2, 2, 15, dtype=np.float32).reshape(5, 3)

@@ -19,7 +19,8 @@ from tests.support.paths import ROOT
 # Each room may import itself and the rooms before it; docs/adr/0002-one-primitive.md.
 ORDER = [
     "timing", "clock", "schedules", "debug", "capability", "logs", "codegen", "errors", "onnx_runtime", "shapes",
-    "graph", "fusion", "lowering", "build", "gpu", "runtime", "program", "search", "backends", "compiler", "measure",
+    "graph", "fusion", "lowering", "build", "arguments", "gpu", "runtime", "program", "search", "backends", "compiler",
+    "measure",
 ]  # fmt: skip
 STAGES = ["group", "laws", "solution", "tree", "proof"]
 """The folders of ``schedules/``: each may import itself and the folders before it."""
