@@ -164,11 +164,15 @@ class Field(contextlib.ExitStack):
             for n, s in seconds.items()
         }  # fmt: skip
 
-    def errors(self, expected: Sequence[float]) -> dict[str, float]:
-        """Return the largest difference of logits of every tool, relative to the largest expected one."""
+    def errors(self, expected: Sequence[float]) -> dict[str, float | None]:
+        """Return the largest difference of logits by tool, relative to the largest expected one; None: not seen."""
         scale = max(map(abs, expected))
         got = {n: p.sample(CHECKED) for n, p in self.players.items()}
-        return {n: max(abs(a - b) for a, b in zip(g, expected, strict=True)) / scale for n, g in got.items()}
+
+        def error(values: Sequence[float]) -> float | None:
+            return max(abs(a - b) for a, b in zip(values, expected, strict=True)) / scale if values else None
+
+        return {n: error(values) for n, values in got.items()}
 
     def measure(self, shape: Shape, effort: Effort, bandwidth: float) -> Row:
         """Measure a case. ``bandwidth``: bytes that the read loop reads in a second."""
@@ -257,7 +261,8 @@ def show_opening(opened: Mapping[str, Row], title: str) -> None:
              "read a step MB", "error"]  # fmt: skip
     table(title, heads, [
         [n, r["version"], "{:.3g} [{:.3g}, {:.3g}]".format(*r["open"]), "{:.3g} [{:.3g}, {:.3g}]".format(*r["first"]),
-         *(f"{r[k] / 1e6:.1f}" for k in ("peak", "resident", "anonymous", "read_bytes")), f"{r['error']:.1e}"]
+         *(f"{r[k] / 1e6:.1f}" for k in ("peak", "resident", "anonymous", "read_bytes")),
+         "-" if r["error"] is None else f"{r['error']:.1e}"]
         for n, r in opened.items()
     ])  # fmt: skip
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from importlib import metadata
 from typing import Any, Protocol
 
 import numpy as np
@@ -114,18 +115,25 @@ class OnnxRuntime:
         self.length = length
 
 
-def with_state(path: str) -> tuple[Any, dict[str, Array]]:
-    """Return OpenVINO's model of an ONNX file, whose caches are a state, and an empty cache for one text by input."""
+def with_state(path: str) -> Any:
+    """Return OpenVINO's model of an ONNX file, whose caches are a state that begins with no position."""
     import openvino
+    from openvino import opset13 as ops
     from openvino._offline_transformations import apply_make_stateful_transformation
 
     graph = onnx.load(path, load_external_data=False).graph
-    shapes = {v.name: [d.dim_value for d in v.type.tensor_type.shape.dim] for v in graph.input}
-    empty = {n: np.zeros((1, s[1], 0, s[3]), np.float32) for n, s in shapes.items() if len(s) == 4}
+    caches = [v.name for v in graph.input if len(v.type.tensor_type.shape.dim) == 4]
     model = openvino.Core().read_model(path)
-    pairs = dict(zip(empty, [o.name for o in graph.output[1:]], strict=True))
-    apply_make_stateful_transformation(model, pairs)
-    return model, empty
+    apply_make_stateful_transformation(model, dict(zip(caches, [o.name for o in graph.output[1:]], strict=True)))
+    sizes = ops.shape_of(model.input("input_ids"), output_type="i64")
+    batch = ops.gather(sizes, ops.constant(np.array([0])), ops.constant(np.array(0)))
+    for node in model.get_ops():
+        if node.get_type_name() == "ReadValue":
+            _, heads, _, size = (d.min_length for d in node.get_output_partial_shape(0))
+            parts = [batch, *(ops.constant(np.array([n])) for n in (heads, 0, size))]
+            node.set_arguments([ops.broadcast(ops.constant(np.float32(0)), ops.concat(parts, axis=0))])
+    model.validate_nodes_and_infer_types()
+    return model
 
 
 class OpenVino:
@@ -138,18 +146,12 @@ class OpenVino:
         settings: dict[str, Any] = {"INFERENCE_NUM_THREADS": threads, "PERFORMANCE_HINT": "LATENCY"}
         if exact:
             settings |= {"INFERENCE_PRECISION_HINT": "f32", "KV_CACHE_PRECISION": "f32"}
-        model, self.empty = with_state(path)
-        self.request = openvino.Core().compile_model(model, "CPU", settings).create_infer_request()
+        self.request = openvino.Core().compile_model(with_state(path), "CPU", settings).create_infer_request()
 
     def start(self, batch: int, room: int) -> None:
-        """Set states of no position."""
+        """Empty the state."""
         self.batch, self.length = batch, 0
-        self._set({n: np.repeat(a, batch, 0) for n, a in self.empty.items()})
-
-    def _set(self, arrays: dict[str, Array]) -> None:
-        for state in self.request.query_state():
-            name = next(n for n in arrays if state.name.startswith(n))
-            state.state = self.ov.Tensor(arrays[name])
+        self.request.reset_state()
 
     def read(self, ids: Array) -> None:
         """Run the request."""
@@ -163,6 +165,9 @@ class OpenVino:
 
     def cut(self, length: int) -> None:
         """Copy the first positions."""
+        if not length:
+            self.start(self.batch, 0)
+            return
         self.length = length
         for state in self.request.query_state():
             state.state = self.ov.Tensor(np.ascontiguousarray(np.array(state.state.data)[:, :, :length]))
@@ -328,9 +333,36 @@ class OnnxRuntimeGenai:
             self.read(kept)
 
 
-def load(kind: str, path: str, threads: int, weights: str) -> Engine:
+class OpenVinoGenai:
+    """OpenVINO GenAI, whose pipeline only generates: the times are those of its own clock, its logits are not seen."""
+
+    def __init__(self, path: str, threads: int) -> None:
+        import openvino
+        import openvino_genai
+
+        self.ov, self.lib, self.version = openvino, openvino_genai, metadata.version("openvino-genai")
+        settings = {"INFERENCE_NUM_THREADS": threads, "INFERENCE_PRECISION_HINT": "f32", "KV_CACHE_PRECISION": "f32"}
+        self.pipeline = openvino_genai.LLMPipeline(path, "CPU", **settings)
+
+    def generated(self, ids: Array, count: int) -> Any:
+        """Generate ``count`` ids of each text. Return the metrics."""
+        settings = self.lib.GenerationConfig()
+        settings.max_new_tokens, settings.ignore_eos, settings.eos_token_id = count, True, 0
+        inputs = self.lib.TokenizedInputs(self.ov.Tensor(ids), self.ov.Tensor(np.ones(ids.shape, np.int64)))
+        return self.pipeline.generate(inputs, settings).perf_metrics.raw_metrics
+
+    def prompt_seconds(self, ids: Array, repeat: int) -> list[float]:
+        """Return the seconds to the first id, of ``repeat`` calls."""
+        return [self.generated(ids, 1).m_times_to_first_token[0] / 1e6 for _ in range(repeat)]
+
+    def token_seconds(self, ids: Array, repeat: int) -> list[float]:
+        """Return the seconds between the ids that follow."""
+        return [t / 1e6 for t in self.generated(ids, repeat + 1).m_durations[-repeat:]]
+
+
+def load(kind: str, path: str, threads: int, weights: str) -> Engine | OpenVinoGenai:
     """Open a contestant. Raises the library's own error, or that of its import."""
-    makers: dict[str, Callable[[], Engine]] = {
+    makers: dict[str, Callable[[], Engine | OpenVinoGenai]] = {
         "polydyn": lambda: Polydyn(path, threads),
         "onnxruntime": lambda: OnnxRuntime(path, threads, spinning=True),
         "onnxruntime-nospin": lambda: OnnxRuntime(path, threads, spinning=False),
@@ -340,5 +372,8 @@ def load(kind: str, path: str, threads: int, weights: str) -> Engine:
         "llama.cpp": lambda: LlamaCpp(path, threads, flash=True),
         "llama.cpp-plain": lambda: LlamaCpp(path, threads, flash=False),
         "onnxruntime-genai": lambda: OnnxRuntimeGenai(path, threads),
+        "openvino-genai": lambda: OpenVinoGenai(path, threads),
     }
+    if kind not in makers:
+        raise ValueError(f"no tool {kind!r}; known: {', '.join(makers)}")
     return makers[kind]()

@@ -241,7 +241,7 @@ def openvino_genai_model(folder: Path, size: Size, weights: str) -> Path:
 
     from benchmarks.language_engines import with_state
 
-    model, _ = with_state(str(onnx_model(folder, size, weights)))
+    model = with_state(str(onnx_model(folder, size, weights)))
     rows = openvino.opset13.parameter([-1], openvino.Type.i32, name="beam_idx")
     rows.output(0).get_tensor().set_names({"beam_idx"})
     model.add_parameters([rows])

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.language_engines import ROOM, Array, Engine, load
+from benchmarks.language_engines import ROOM, Array, Engine, OnnxRuntimeGenai, OpenVinoGenai, load
 from benchmarks.worker import SAMPLES, serve
 
 IDS = 100
@@ -28,12 +28,18 @@ def ids_of(batch: int, behind: int, tokens: int) -> Array:
     return np.repeat(text, batch, 0)
 
 
+def _settle(engine: Engine, tokens: int) -> None:
+    """Let onnxruntime-genai choose the id that its next call reads."""
+    if tokens == 1 and isinstance(engine, OnnxRuntimeGenai):
+        engine.settle()
+
+
 class Texts:
     """The current model and its texts."""
 
     def __init__(self, kind: str, threads: int) -> None:
         self.kind, self.threads = kind, threads
-        self.engine: Engine
+        self.engine: Engine | OpenVinoGenai
         self.shape: Mapping[str, int] = {}
         self.length = 0
 
@@ -44,46 +50,49 @@ class Texts:
         begin = time.perf_counter()
         self.engine = load(self.kind, path, self.threads, weights)
         opened = time.perf_counter()
-        self.engine.start(1, ROOM)
-        self.engine.read(ids_of(1, 0, 1))
+        if isinstance(self.engine, OpenVinoGenai):
+            self.engine.generated(ids_of(1, 0, 1), 1)
+        else:
+            self.engine.start(1, ROOM)
+            self.engine.read(ids_of(1, 0, 1))
         first = time.perf_counter() - opened
         return {"ready": opened - begin, "first": first, "version": self.engine.version}
 
     def run(self, shape: Mapping[str, int], repeat: int) -> dict[str, Any]:
         """Time ``repeat`` calls at a shape."""
-        batch, behind, tokens = (shape[k] for k in ("batch", "behind", "tokens"))
+        engine, (batch, behind, tokens) = self.engine, (shape[k] for k in ("batch", "behind", "tokens"))
+        if isinstance(engine, OpenVinoGenai):
+            ids = ids_of(batch, 0, max(1, behind) if tokens == 1 else tokens)
+            return {"seconds": (engine.token_seconds if tokens == 1 else engine.prompt_seconds)(ids, repeat)}
         if shape != self.shape:
-            self.engine.start(batch, behind + max(tokens, ROOM) + 1)
+            engine.start(batch, behind + max(tokens, ROOM) + 1)
             if behind:
-                self.engine.read(ids_of(batch, 0, behind))
-                self._settle(tokens)
+                engine.read(ids_of(batch, 0, behind))
+                _settle(engine, tokens)
             self.shape, self.length = dict(shape), behind
         seconds = []
         for _ in range(repeat):
-            if self.length + tokens > behind + max(tokens, ROOM - 1) or (tokens > 1 and self.length > behind):
-                self._cut(behind, tokens)
+            if self.length - behind + tokens > max(tokens, ROOM - 1):
+                self._cut(engine, behind, tokens)
             ids = ids_of(batch, self.length, tokens)
             begin = time.perf_counter()
-            self.engine.read(ids)
+            engine.read(ids)
             seconds.append(time.perf_counter() - begin)
             self.length += tokens
-        if self.length > behind:  # the next turn begins where this one did
-            self._cut(behind, tokens)
+        self._cut(engine, behind, tokens)  # the next turn begins where this one did
         return {"seconds": seconds}
 
-    def _cut(self, behind: int, tokens: int) -> None:
-        self.engine.cut(behind)
+    def _cut(self, engine: Engine, behind: int, tokens: int) -> None:
+        engine.cut(behind)
         self.length = behind
         if behind:
-            self._settle(tokens)
-
-    def _settle(self, tokens: int) -> None:
-        if tokens == 1 and hasattr(self.engine, "settle"):
-            self.engine.settle()
+            _settle(engine, tokens)
 
     def sample(self, shape: Mapping[str, int]) -> dict[str, Any]:
-        """Return up to SAMPLES logits of the last position of the first text, evenly spread."""
+        """Return up to SAMPLES logits of the last position of the first text; none if they are not seen."""
         self.shape = {}
+        if isinstance(self.engine, OpenVinoGenai):
+            return {"values": []}
         self.engine.start(shape["batch"], shape["tokens"] + 1)
         self.engine.read(ids_of(shape["batch"], 0, shape["tokens"]))
         flat = self.engine.logits()[0].reshape(-1)

@@ -23,7 +23,8 @@ TOLERANCE = 1e-3
 
 @dataclass(frozen=True)
 class Effort:
-    """Limits for measuring a case: at most ``rounds`` rounds and about ``seconds`` seconds, but at least three rounds."""
+    """Limits for measuring a case: at most ``rounds`` rounds and about ``seconds`` seconds, but at least three rounds.
+    """
 
     rounds: int
     seconds: float
@@ -31,7 +32,7 @@ class Effort:
 
 @dataclass(frozen=True)
 class Turns:
-    """The turns of those contestants that take a shape, the spread of an A/A run of the first, reasons of the others."""
+    """The turns of the contestants that take a shape, the spread of an A/A run of the first, reasons of the others."""
 
     series: Mapping[str, Series]
     noise: float
