@@ -112,6 +112,7 @@ class Matrix:
             yield f"{b} texts behind {BATCH_BEHIND}", {"batch": b, "behind": BATCH_BEHIND, "tokens": 1}
 
 
+WHOLE = Matrix(WEIGHTS, (1, 2), (16, 128, 512, 2048), (0, 128, 1024, 4096), (4, 8))
 QUICK = Matrix(("4",), (1,), (128,), (0, 1024), (4,))
 
 
@@ -196,7 +197,7 @@ class Field(contextlib.ExitStack):
 
 def reason(error: Exception) -> str:
     """Return the class of an error and the first lines of its text."""
-    text = f"{type(error).__name__}: {error}"
+    text = str(error) if type(error) is RuntimeError else f"{type(error).__name__}: {error}"
     return text if len(text) < 400 else text[:400] + " ..."
 
 
@@ -237,7 +238,13 @@ def rate_text(tool: Row | None) -> str:
     if not tool:
         return "-"
     mean, low, high = tool["rate"]
-    return f"{mean:.4g} ±{100 * (high - low) / 2 / mean:.0f}%"
+    half = (high - low) / 2 / mean
+    return f"{mean:.4g} ±{half:.0%}" if half < 1 else f"{mean:.4g} ±>100%"
+
+
+def short(name: str) -> str:
+    """Return the name of a tool for the head of a column."""
+    return name.replace("onnxruntime", "ORT").replace("openvino", "OV").replace("-", " ")
 
 
 def show_rates(rows: Sequence[Row], title: str) -> None:
@@ -248,10 +255,10 @@ def show_rates(rows: Sequence[Row], title: str) -> None:
         ours, best = r["tools"].get("polydyn", {}), r["tools"].get(r.get("best"), {})
         ratio = "{:.2f} [{:.2f}, {:.2f}]".format(*r["ratio"]) if "ratio" in r else "-"
         share = f"{ours['share']:.0%}, {best['share']:.0%}" if "share" in ours and "share" in best else "-"
-        return [r["case"], *(rate_text(r["tools"].get(n)) for n in names), r.get("best", "-"), ratio,
+        return [r["case"], *(rate_text(r["tools"].get(n)) for n in names), short(r.get("best", "-")), ratio,
                 r.get("verdict", "-"), share]  # fmt: skip
 
-    heads = ["tokens per second", *names, "best rival", "x best", "verdict", "share, its"]
+    heads = ["tokens per second", *map(short, names), "best rival", "x best", "verdict", "share, its"]
     table(title, heads, [cells(r) for r in rows])
 
 
@@ -260,7 +267,8 @@ def show_opening(opened: Mapping[str, Row], title: str) -> None:
     heads = ["tool", "version", "open s", "with first token s", "peak MB", "resident MB", "not of files MB",
              "read a step MB", "error"]  # fmt: skip
     table(title, heads, [
-        [n, r["version"], "{:.3g} [{:.3g}, {:.3g}]".format(*r["open"]), "{:.3g} [{:.3g}, {:.3g}]".format(*r["first"]),
+        [n, r["version"].split("-releases")[0],
+         "{:.3g} [{:.3g}, {:.3g}]".format(*r["open"]), "{:.3g} [{:.3g}, {:.3g}]".format(*r["first"]),
          *(f"{r[k] / 1e6:.1f}" for k in ("peak", "resident", "anonymous", "read_bytes")),
          "-" if r["error"] is None else f"{r['error']:.1e}"]
         for n, r in opened.items()
@@ -320,11 +328,10 @@ def parser() -> argparse.ArgumentParser:
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument("--quick", action="store_true", help="a sample of the cases, three rounds")
     p.add_argument("--smoke", action="store_true", help="the quick sample of a decoder with almost no weights")
-    p.add_argument("--weights", nargs="+", choices=WEIGHTS, default=list(WEIGHTS))
-    p.add_argument("--threads", nargs="+", type=int, default=[1, 2])
-    p.add_argument("--prompts", nargs="*", type=int, default=[16, 128, 512, 2048])
-    p.add_argument("--behind", nargs="*", type=int, default=[0, 128, 1024, 4096])
-    p.add_argument("--batches", nargs="*", type=int, default=[4, 8])
+    p.add_argument("--weights", nargs="+", choices=WEIGHTS)
+    p.add_argument("--threads", nargs="+", type=int)
+    for name in ("prompts", "behind", "batches"):
+        p.add_argument(f"--{name}", nargs="*", type=int)
     p.add_argument("--only", nargs="+", default=[], choices=[*arguments.onnxruntimes(2), *OTHERS], metavar="TOOL")
     p.add_argument("--rounds", type=int, default=9, help="maximum number of rounds (9)")
     p.add_argument("--seconds", type=float, default=20.0, help="time budget per case; three rounds always run")
@@ -336,13 +343,10 @@ def parser() -> argparse.ArgumentParser:
 
 def main(argv: Sequence[str] | None = None) -> list[Row]:
     """See the module's docstring."""
-    p = parser()
-    a = p.parse_args(argv)
+    a = parser().parse_args(argv)
     a.quick |= a.smoke
-    matrix = Matrix(a.weights, a.threads, a.prompts, a.behind, a.batches)
-    if a.quick:  # what is chosen explicitly stays
-        chosen = {k: v for k, v in vars(matrix).items() if v != p.get_default(k)}
-        matrix = replace(QUICK, **chosen)
+    given = {k: getattr(a, k) for k in vars(WHOLE) if getattr(a, k) is not None}
+    matrix = replace(QUICK if a.quick else WHOLE, **given)
     size = SMOKE if a.smoke else Size(a.layers, a.hidden, a.vocabulary)
     scratch = a.quick or bool(a.only) or size != Size()
     lines = Lines((record.SCRATCH if scratch else record.RESULTS) / "language.jsonl")

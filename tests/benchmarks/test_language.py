@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import math
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from benchmarks import language, limits
-from benchmarks.language import QUICK, Interval, Lines, Matrix, judged, parser
-from benchmarks.language_models import WEIGHTS, Size, folder_of, onnx_bytes
+from benchmarks import language, limits, record
+from benchmarks.language import QUICK, WHOLE, Interval, Lines, Matrix, judged, main
+from benchmarks.language_models import SMOKE, WEIGHTS, Size, folder_of, onnx_bytes
 from benchmarks.rows import Effort
 from tests.support.stored import compiled, path_of
 
@@ -74,12 +75,22 @@ def test_the_fastest_other_tool_is_the_rival() -> None:
 
 
 def test_the_whole_matrix_and_the_quick_sample() -> None:
-    a = parser().parse_args([])
-    whole = Matrix(a.weights, a.threads, a.prompts, a.behind, a.batches)
-    assert whole.weights == list(WEIGHTS) and whole.threads == [1, 2]
-    assert [n for n, _ in whole.shapes()] == [
+    assert WHOLE.weights == WEIGHTS and WHOLE.threads == (1, 2)
+    assert [n for n, _ in WHOLE.shapes()] == [
         *(f"prompt of {n}" for n in (16, 128, 512, 2048)), *(f"behind {n}" for n in (0, 128, 1024, 4096)),
         "4 texts behind 128", "8 texts behind 128",
     ]  # fmt: skip
     assert set(dict(QUICK.shapes())) == {"prompt of 128", "behind 0", "behind 1024", "4 texts behind 128"}
     assert Size().config()["num_key_value_heads"] == 4 and Size().cache_bytes == 2 * 4 * 8 * 4 * 64
+
+
+def test_options_choose_parts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    seen = []
+    monkeypatch.setattr(language, "run", lambda matrix, size, *rest, **options: seen.append((matrix, size)) or [])
+    monkeypatch.setattr(record, "SCRATCH", tmp_path)
+    main(["--only", "polydyn"])
+    main(["--quick", "--threads", "2", "--batches"])
+    main(["--smoke", "--weights", *WEIGHTS])
+    assert seen[0] == (WHOLE, Size())
+    assert seen[1] == (replace(QUICK, threads=[2], batches=[]), Size())
+    assert seen[2] == (replace(QUICK, weights=list(WEIGHTS)), SMOKE)
