@@ -28,7 +28,9 @@ BLAS_THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 
 
 class Contestant:
-    """A program in its own process (``benchmarks/worker.py``), reached over a pipe. RuntimeError if it fails."""
+    """A program in its own process (the module ``worker``), reached over a pipe. RuntimeError if it fails."""
+
+    worker = "benchmarks.worker"
 
     def __init__(self, kind: str, path: str | Path | None, threads: int) -> None:
         """Start the process.
@@ -47,18 +49,22 @@ class Contestant:
                 raise
 
     def _start(self) -> subprocess.Popen[str]:
-        command = [sys.executable, "-m", "benchmarks.worker", self.kind, str(self._threads)]
+        command = [sys.executable, "-m", self.worker, self.kind, str(self._threads)]
         env = {**os.environ, **dict.fromkeys(BLAS_THREADS, str(self._threads))}
         return subprocess.Popen(command, cwd=ROOT, env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
-    def load(self, path: str | Path) -> None:
-        """Load or compile a model in place of the previous one; after a rejection or its end, another may be loaded."""
+    def load(self, path: str | Path, **about: Any) -> dict[str, Any]:
+        """Load or compile a model in place of the previous one; after a rejection or its end, another may be loaded.
+
+        ``about``: further fields of the request. Returns the answer.
+        """
         if self._process.poll() is not None:
             self._process.communicate()  # closes its pipes
             self._process = self._start()
-        answer = self._ask(do="load", path=str(Path(path).resolve()))
+        answer = self._ask(do="load", path=str(Path(path).resolve()), **about)
         self.seconds_to_load = answer["ready"]
         self.version = answer["version"]
+        return answer
 
     def run(self, shape: Mapping[str, int], repeat: int = 1) -> list[float]:
         """Return the seconds of each of ``repeat`` calls at the shape."""

@@ -13,7 +13,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.protocol import Contestant, rounds_for, spread, take_turns, verdict, warm_up
+from benchmarks.protocol import Contestant, Series, rounds_for, spread, take_turns, verdict, warm_up
 
 Row = dict[str, Any]
 Shape = Mapping[str, int]
@@ -28,6 +28,34 @@ class Effort:
 
     rounds: int
     seconds: float
+
+
+@dataclass(frozen=True)
+class Turns:
+    """The turns of the contestants that take a shape, the spread of an A/A run of the first, reasons of the others."""
+
+    series: Mapping[str, Series]
+    noise: float
+    rounds: int
+    refused: Mapping[str, str]
+
+
+def alternate(players: Mapping[str, Contestant], shape: Shape, effort: Effort) -> Turns:
+    """Warm all players up at a shape, run the first against itself, then let all of them alternate."""
+    calls: dict[str, float] = {}
+    refused: dict[str, str] = {}
+    for name, player in players.items():
+        try:
+            calls[name] = warm_up(player, shape)
+        except RuntimeError as refusal:
+            refused[name] = str(refusal)
+    if not calls:
+        return Turns({}, 0.0, 0, refused)
+    able, once = [players[n] for n in calls], list(calls.values())
+    rounds = rounds_for(effort.seconds, once, effort.rounds)
+    noise = spread(*take_turns([able[0]] * 2, [once[0]] * 2, shape, rounds, able))
+    series = take_turns(able, once, shape, rounds)
+    return Turns(dict(zip(calls, series, strict=True)), noise, rounds, refused)
 
 
 class Field(contextlib.ExitStack):
@@ -68,22 +96,13 @@ class Field(contextlib.ExitStack):
 
         ``least``: the case's limit in seconds. Contestants that reject the shape are omitted and named.
         """
-        calls: dict[str, float] = {}
-        refused = dict(self.refusals)
-        for name, player in self.players.items():
-            try:
-                calls[name] = warm_up(player, shape)
-            except RuntimeError as refusal:
-                refused[name] = str(refusal)
-        about = {"shape": dict(shape), "flops": flops, "refused": refused}
-        if not calls:
+        turns = alternate(self.players, shape, effort)
+        about = {"shape": dict(shape), "flops": flops, "refused": self.refusals | turns.refused}
+        if not turns.series:
             return judge({}, 0.0, least) | about | {"rounds": 0, "differ": []}
-        players, once = [self.players[n] for n in calls], list(calls.values())
-        rounds = rounds_for(effort.seconds, once, effort.rounds)
-        noise = spread(*take_turns([players[0]] * 2, [once[0]] * 2, shape, rounds, players))
-        series = take_turns(players, once, shape, rounds)
-        seconds = {name: s.median for name, s in zip(calls, series, strict=True)}
-        return judge(seconds, noise, least) | about | {"rounds": rounds, "differ": self._differ(shape, list(calls))}
+        seconds = {name: s.median for name, s in turns.series.items()}
+        differ = self._differ(shape, list(seconds))
+        return judge(seconds, turns.noise, least) | about | {"rounds": turns.rounds, "differ": differ}
 
     def about(self) -> dict[str, Any]:
         """Return seconds to load the current model, versions of the contestants, and their reasons for rejection."""

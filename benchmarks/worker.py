@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -69,23 +69,23 @@ class Served:
         return self._call
 
 
-def serve(kind: str, threads: int) -> None:
-    """Answer requests until a stop request."""
+def serve(actions: Mapping[str, Callable[..., dict[str, Any]]]) -> None:
+    """Answer requests until a stop request. ``actions``: by the name of a request; they take its fields."""
     # Libraries may print to stdout, so the pipe is a copy that receives only answers.
     answers = sys.stdout
     sys.stdout = sys.stderr
-    served = Served(kind, threads)
     for line in sys.stdin:
         request = json.loads(line)
         do = request.pop("do")
         if do == "stop":
             break
         try:
-            answer = {"load": served.load, "run": served.run, "sample": served.sample}[do](**request)
+            answer = actions[do](**request)
         except Exception as error:  # of any class: the caller must receive it
             answer = {"error": f"{type(error).__name__}: {error}"}
         print(json.dumps(answer), file=answers, flush=True)
 
 
 if __name__ == "__main__":
-    serve(sys.argv[1], int(sys.argv[2]))
+    served = Served(sys.argv[1], int(sys.argv[2]))
+    serve({"load": served.load, "run": served.run, "sample": served.sample})

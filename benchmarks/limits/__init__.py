@@ -51,6 +51,11 @@ def measure(threads: int, caches: bool = False) -> Limits:
     return Limits(threads, flops * 1e9, memory * 1e9, tuple((b, rate * 1e9) for b, rate in cached))
 
 
+def read_bandwidth(threads: int) -> float:
+    """Compile and run the read loop alone. Return bytes per second."""
+    return _run("read_bandwidth", threads) * 1e9
+
+
 def _run(name: str, threads: int, *arguments: str) -> float:
     source = Path(__file__).parent / f"{name}.c"
     with tempfile.TemporaryDirectory() as folder:
