@@ -40,7 +40,7 @@ from polydyn.schedules.tree.names import e
 
 MOST_OPERATIONS = 28
 """Maximum operations of all epilogues of a tile that are unrolled for every register."""
-CALLED = frozenset((
+FUNCTIONS = frozenset((
     "exp", "expm1", "log", "log1p", "sigmoid", "tanh", "erf", "erfc", "pow", "fmod", "mod",
     "sin", "cos", "tan", "asin", "acos", "atan", "atan2", "sinh", "cosh", "asinh", "acosh", "atanh",
 ))  # fmt: skip
@@ -55,7 +55,7 @@ def is_long(epilogues: Iterable[Statement]) -> bool:
     every register. Operations on numbers do not count.
     """
     found = [v for s in epilogues for v in walk(s.value) if isinstance(v, Op) and symbols_of(v)]
-    return len(found) > MOST_OPERATIONS or any(v.name in CALLED for v in found)
+    return len(found) > MOST_OPERATIONS or any(v.name in FUNCTIONS for v in found)
 
 
 def instances(body: Body, names: Collection[str]) -> tuple[list[Inst], tuple[Compare, ...]]:

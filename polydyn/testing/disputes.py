@@ -139,6 +139,8 @@ def open_question(node: onnx.NodeProto, arrays: Arrays) -> bool:
     if node.op_type == "DynamicQuantizeLinear":  # no scale is finite
         with np.errstate(all="ignore"):
             return not np.isfinite(np.max(x, initial=0) - np.min(x, initial=0))
+    if node.op_type == "QuantizeLinear":  # NaN as an integer: 0 here, an end of the range in ONNX Runtime
+        return arrays.get(node.output[0], x).dtype.kind in "iu" and bool(np.isnan(x).any())
     if node.op_type in POOLS and given.get("auto_pad", b"NOTSET").startswith(b"SAME"):
         window = given["kernel_shape"]
         strides, steps = given.get("strides", [1] * len(window)), given.get("dilations", [1] * len(window))

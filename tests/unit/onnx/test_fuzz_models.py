@@ -298,6 +298,8 @@ def test_the_node_that_is_disputed_is_named(nodes: list[onnx.NodeProto], x: Arra
         (helper.make_node("Conv", ["x", "g"], ["y"]), {"x": np.float32([[[2e37, 1]]])}, True),
         (helper.make_node("Conv", ["x", "g"], ["y"]), {"x": np.float32([[[1e30, np.inf]]])}, False),
         (helper.make_node("MatMul", ["x", "g"], ["y"]), {"x": np.int32([[2**31 - 1]])}, False),
+        (helper.make_node("QuantizeLinear", ["x", "g"], ["y"]), {"x": [np.nan], "y": np.int8([-128])}, True),
+        (helper.make_node("QuantizeLinear", ["x", "g"], ["y"]), {"x": [np.inf], "y": np.int8([127])}, False),
         (helper.make_node("PRelu", ["x", "g"], ["y"]), {"y": np.zeros((1, 1, 2, 9))}, True),
         (helper.make_node("PRelu", ["x", "g"], ["y"]), {"y": np.zeros((1, 1, 2, 2))}, False),
         (helper.make_node("NegativeLogLikelihoodLoss", ["x", "g"], ["y"]), {}, False),
