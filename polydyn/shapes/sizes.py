@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import isclose, lcm
 from typing import Any, TypeAlias, Union
@@ -132,6 +132,14 @@ def both(a: Sizes, b: Sizes) -> Sizes:
     return replace(a, low=max(a.low, b.low), high=min(highs, default=None), multiple=lcm(a.multiple, b.multiple))
 
 
+def _pair(value: object) -> tuple[Any, Any]:
+    """Return (low, high). TypeError, ValueError: the value is no sequence of two."""
+    if not isinstance(value, Sequence):
+        raise TypeError
+    low, high = value
+    return low, high
+
+
 def sizes_by_name(dims: Dims | None) -> dict[str, Sizes]:
     """Convert all values to ``Sizes``. Raises ShapeError that names the dim."""
     out: dict[str, Sizes] = {}
@@ -144,11 +152,10 @@ def sizes_by_name(dims: Dims | None) -> dict[str, Sizes]:
             remedy = f"give (low, high), or polydyn.Sizes.parse({given!r})"
             raise ShapeError(f"the text {given!r} does not describe sizes", dim=name, remedy=remedy)
         try:
-            out[name] = value if isinstance(value, Sizes) else Sizes(*value)
+            out[name] = value if isinstance(value, Sizes) else Sizes(*_pair(value))
         except ShapeError as e:
             raise ShapeError(e.args[0].split("\n")[0], dim=name, remedy=e.remedy) from None
-        except TypeError:
-            raise ShapeError(
-                f"{value!r} does not describe sizes", dim=name, remedy="give (low, high) or polydyn.Sizes"
-            ) from None  # fmt: skip
+        except (TypeError, ValueError):
+            remedy = "give (low, high), where high may be None, or polydyn.Sizes"
+            raise ShapeError(f"{value!r} does not describe sizes", dim=name, remedy=remedy) from None
     return out

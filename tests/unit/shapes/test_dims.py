@@ -188,3 +188,10 @@ def test_likely_sizes_are_given_together(field: str, value: Any) -> None:
 def test_a_text_in_place_of_sizes_is_named() -> None:
     with pytest.raises(ShapeError, match=r"(?s)'1:4' does not describe sizes.*Sizes\.parse\('1:4'\)"):
         sizes_by_name({"B": "1:4"})  # type: ignore[dict-item]
+
+
+@pytest.mark.parametrize("value", [(), (1,), (1, 8, 4), 5, None, {"low": 1, "high": 2}, {1, 2}])
+def test_only_a_pair_describes_sizes(value: Any) -> None:
+    """``(1,)`` was 1 or more, and ``(1, 8, 4)`` the multiples of 4."""
+    with pytest.raises(ShapeError, match=r"(?s)does not describe sizes.*dim: B.*give \(low, high\), where high may"):
+        sizes_by_name({"B": value})
