@@ -82,6 +82,20 @@ def test_a_difference_counts_unless_float64_or_onnxruntime_itself_differs_as_muc
     assert verdict(want[:4])[0] and verdict(np.where(want > 0, np.nan, want), exact=want - 1)[0]
     assert shipped.judged(["y"], [want + 1e-3], [want], [want], fails)[0]
     assert "Gelu" in shipped.judged(["y"], [want + 1e-3], [want], [want - 1e-3], fails)[1]
+    moved = [[want], [want + 1e-3]]
+    assert "Gelu" in shipped.judged(["y"], [want + 1e-3], [want], [want], fails, lambda: moved)[1]
+    assert shipped.judged(["y"], [want + 1e-2], [want], [want], fails, lambda: moved)[0], "farther than it moves"
+    assert shipped.judged(["y"], [want + 1e-3], [want], [want], lambda: [want], lambda: moved)[0], "float64 decides"
+
+
+def test_moved_inputs_differ_in_the_last_place_only(tmp_path: Path) -> None:
+    path = tmp_path / "m.onnx"
+    path.write_bytes(model([node("Identity", "x", "y")], {"x": ("float32", [64])}, ["y"]).SerializeToString())
+    x = np.random.default_rng(0).standard_normal(64).astype(np.float32)
+    results = [r[0] for r in shipped.moved(path, {"x": x})]
+    assert any((r != x).any() for r in results)
+    for r in results:
+        np.testing.assert_array_max_ulp(r, x, 1)
 
 
 def test_results_of_clients_are_equal_but_for_small_numbers() -> None:
